@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+# The front door. `make` builds, `make demo` shows, `make test` tests; meson does the work.
+
+PREFIX ?= /usr/local
+BUILD ?= build
+# A folder that tools/collect-deps.sh filled, for servers without network.
+DEPS ?= $(PENSTOCK_DEPS)
+
+MESON_OPTIONS = --prefix $(abspath $(PREFIX)) $(if $(DEPS),-Ddeps=$(abspath $(DEPS)))
+
+all: $(BUILD)/build.ninja
+	@ninja -C $(BUILD) --quiet
+
+$(BUILD)/build.ninja:
+	@tools/setup.sh build
+	@meson setup $(BUILD) $(MESON_OPTIONS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@rm -f $(BUILD).log
+
+demo: all
+	@tools/demo.sh $(BUILD)
+
+test:
+	@tools/setup.sh test
+	@tools/test.sh
+
+install: all
+	@meson configure $(BUILD) --prefix $(abspath $(PREFIX))
+	@meson install -C $(BUILD) --quiet
+	@echo "installed under $(abspath $(PREFIX))"
+
+gpu-test: all
+	@tools/gpu-test.sh $(BUILD)
+
+gpu-bench: all
+	@bench/gpu-bench.sh $(BUILD)
+
+bench: all
+	@bench/host-bench.sh $(BUILD)
+
+clean:
+	rm -rf build build-asan build-tsan
+
+.PHONY: all demo test install gpu-test gpu-bench bench clean

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+/* The commands, each in the file of its name, and how they end. */
+#include "options.h"
+
+enum { STATUS_OK = 0, STATUS_FAILURE = 1, STATUS_USAGE = 2 };
+
+extern const struct command command_copy, command_explain;
+
+#endif

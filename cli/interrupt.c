@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* Signals that ask for an orderly end; see interrupt.h. */
+#include <signal.h>
+#include <stddef.h>
+#include "interrupt.h"
+
+static volatile sig_atomic_t came;
+
+static void note(int number)
+{
+	came = number;
+}
+
+static void watch(int number)
+{
+	/* RESETHAND: the next one meets the default action. */
+	struct sigaction action = { .sa_handler = note, .sa_flags = SA_RESETHAND | SA_RESTART };
+	struct sigaction before;
+
+	/* Whoever started us with the signal ignored (nohup, a shell's background) meant it. */
+	if (!sigaction(number, NULL, &before) && before.sa_handler != SIG_IGN)
+		sigaction(number, &action, NULL);
+}
+
+void interrupt_init(void)
+{
+	watch(SIGINT);
+	watch(SIGTERM);
+}
+
+int interrupt_signal(void)
+{
+	return came;
+}

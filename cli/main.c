@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * penstock: the command line. The first argument names a command, the rest is the command's own.
+ * Status: 0 done, 1 failed, 2 called wrongly, 128 + n ended by signal n.
+ */
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/error.h"
+#include "commands.h"
+#include "report.h"
+
+static const struct command *const commands[] = { &command_copy, &command_explain };
+
+#define COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (!strcmp(name, commands[i]->name))
+			return commands[i];
+	return NULL;
+}
+
+static void print_usage(FILE *to)
+{
+	fprintf(to, "Usage: penstock COMMAND [OPTIONS] ...\n\n"
+		    "Move bytes between storage and GPU memory by the fastest path there is.\n\n"
+		    "Commands:\n");
+	for (size_t i = 0; i < COMMANDS; i++)
+		fprintf(to, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+	fprintf(to, "  %-10s show help, of a COMMAND where one is named\n\n"
+		    "'penstock COMMAND --help' lists the options of a command;\n"
+		    "'penstock --version' says which version this is.\n", "help");
+}
+
+static int unknown_command(const char *name)
+{
+	const char *names[COMMANDS + 2] = { "help" };
+	const char *near;
+	struct pen_error err;
+
+	for (size_t i = 0; i < COMMANDS; i++)
+		names[i + 1] = commands[i]->name;
+	near = options_nearest(name, names, sizeof(names[0]));
+	error_set(&err, -EINVAL, "run", name, -1, "there is no such command");
+	if (near)
+		error_hint(&err, "Did you mean 'penstock %s'?", near);
+	else
+		error_hint(&err, "'penstock help' lists the commands");
+	report_error(&err, false);
+	return STATUS_USAGE;
+}
+
+static int run_help(int argc, char **argv)
+{
+	char help[] = "--help", *arguments[] = { help, NULL };
+	const struct command *command;
+
+	if (!argc) {
+		print_usage(stdout);
+		return STATUS_OK;
+	}
+	command = find_command(argv[0]);
+	return command ? command->run(1, arguments) : unknown_command(argv[0]);
+}
+
+static bool is_one_of(const char *word, const char *letter, const char *name)
+{
+	return !strcmp(word, letter) || !strcmp(word, name) || !strcmp(word, name + 2);
+}
+
+static int dispatch(int argc, char **argv)
+{
+	const struct command *command;
+
+	if (argc < 2) {
+		print_usage(stderr);
+		return STATUS_USAGE;
+	}
+	if (is_one_of(argv[1], "-h", "--help"))
+		return run_help(argc - 2, argv + 2);
+	if (is_one_of(argv[1], "-V", "--version")) {
+		printf("penstock %s\n", pen_version());
+		return STATUS_OK;
+	}
+	command = find_command(argv[1]);
+	return command ? command->run(argc - 2, argv + 2) : unknown_command(argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+	int status = dispatch(argc, argv);
+
+	/* A report that did not reach its reader is a failure, too. */
+	if ((fflush(stdout) || ferror(stdout)) && !status) {
+		fprintf(stderr, "penstock: cannot write the output: %s\n", strerror(errno));
+		status = STATUS_FAILURE;
+	}
+	return status;
+}

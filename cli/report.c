@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT */
+/* Reports for people and for programs; see report.h. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/text.h"
+#include "report.h"
+
+/* ----------------------------------------------------------------------------------- sums -- */
+
+static void add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path)
+{
+	for (uint32_t i = 0; i < *count; i++) {
+		if (!strcmp(paths[i].path, path->path) && !strcmp(paths[i].reason, path->reason)) {
+			paths[i].bytes += path->bytes;
+			return;
+		}
+	}
+	if (*count < PEN_PATHS_MAX)
+		paths[(*count)++] = *path;
+}
+
+static void add_mean(double *mean, uint64_t weight, double value, uint64_t value_weight)
+{
+	if (weight + value_weight)
+		*mean = (*mean * (double)weight + value * (double)value_weight) /
+			(double)(weight + value_weight);
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
+void report_add(struct pen_report *sum, const struct pen_report *job)
+{
+	add_mean(&sum->latency_us_p50, sum->requests, job->latency_us_p50, job->requests);
+	add_mean(&sum->latency_us_p95, sum->requests, job->latency_us_p95, job->requests);
+	add_mean(&sum->latency_us_p99, sum->requests, job->latency_us_p99, job->requests);
+	sum->latency_us_max = fmax(sum->latency_us_max, job->latency_us_max);
+	if (!sum->bytes)
+		sum->setup_seconds = job->setup_seconds;	/* later jobs find all set up */
+	sum->bytes += job->bytes;
+	sum->storage_bytes += job->storage_bytes;
+	sum->seconds += job->seconds;
+	sum->cpu_seconds += job->cpu_seconds;
+	sum->requests += job->requests;
+	sum->retries += job->retries;
+	sum->pinned_bytes = larger(sum->pinned_bytes, job->pinned_bytes);
+	sum->lanes = (uint32_t)larger(sum->lanes, job->lanes);
+	sum->request_size = job->request_size;
+	sum->depth = job->depth;
+	memcpy(sum->device, job->device, sizeof(sum->device));
+	for (uint32_t i = 0; i < job->path_count; i++)
+		add_path(sum->paths, &sum->path_count, &job->paths[i]);
+	for (uint32_t i = 0; i < job->refused_count; i++)
+		add_path(sum->refused, &sum->refused_count, &job->refused[i]);
+}
+
+/* Both directions in one. They ran side by side, so what each held counts together. */
+static void add_up(const struct report *report, struct pen_report *all)
+{
+	*all = report->read;
+	report_add(all, &report->write);
+	all->bytes = larger(report->read.bytes, report->write.bytes);
+	all->pinned_bytes = report->read.pinned_bytes + report->write.pinned_bytes;
+	all->lanes = report->read.lanes + report->write.lanes;
+	all->seconds = report->seconds;
+	all->gb_per_s = all->seconds > 0 ? (double)all->bytes / all->seconds / 1e9 : 0;
+	if (!report->write.device[0]) {
+		memcpy(all->device, report->read.device, sizeof(all->device));
+		all->request_size = report->read.request_size;
+		all->depth = report->read.depth;
+	}
+}
+
+/* ----------------------------------------------------------------------------------- JSON -- */
+
+json_t *report_text(const char *text)
+{
+	json_t *value = json_string(text);
+	char plain[1024];
+	size_t i;
+
+	/* File names are bytes. One that is no UTF-8 is shown as far as it is ASCII. */
+	if (value)
+		return value;
+	for (i = 0; text[i] && i + 1 < sizeof(plain); i++)
+		plain[i] = (unsigned char)text[i] < 0x80 ? text[i] : '?';
+	plain[i] = 0;
+	return json_string(plain);
+}
+
+json_t *report_number(uint64_t number)
+{
+	return number <= INT64_MAX ? json_integer((json_int_t)number) : json_null();
+}
+
+static json_t *real(double value)
+{
+	return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *report_paths(json_t *list, const char *direction, const struct pen_path *paths,
+		     uint32_t count, bool refused)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		json_t *entry = json_object();
+
+		json_object_set_new(entry, "path", report_text(paths[i].path));
+		if (direction)
+			json_object_set_new(entry, "direction", json_string(direction));
+		if (!refused)
+			json_object_set_new(entry, "bytes", report_number(paths[i].bytes));
+		json_object_set_new(entry, "reason", report_text(paths[i].reason));
+		json_array_append_new(list, entry);
+	}
+	return list;
+}
+
+void report_json(json_t *object)
+{
+	json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+	putchar('\n');
+	json_decref(object);
+}
+
+static json_t *latency(const struct pen_report *all)
+{
+	json_t *object = json_object();
+
+	json_object_set_new(object, "p50", real(all->latency_us_p50));
+	json_object_set_new(object, "p95", real(all->latency_us_p95));
+	json_object_set_new(object, "p99", real(all->latency_us_p99));
+	json_object_set_new(object, "max", real(all->latency_us_max));
+	return object;
+}
+
+static void copy_json(const struct report *report, const struct pen_report *all)
+{
+	const struct pen_report *read = &report->read, *write = &report->write;
+	json_t *object = json_object(), *paths = json_array(), *refused = json_array();
+
+	report_paths(paths, "read", read->paths, read->path_count, false);
+	report_paths(paths, "write", write->paths, write->path_count, false);
+	report_paths(refused, NULL, all->refused, all->refused_count, true);
+	json_object_set_new(object, "source", report_text(report->source));
+	json_object_set_new(object, "destination", report_text(report->destination));
+	json_object_set_new(object, "transfer", report_text(report->transfer));
+	json_object_set_new(object, "device", report_text(all->device));
+	json_object_set_new(object, "bytes", report_number(all->bytes));
+	json_object_set_new(object, "storage_bytes", report_number(all->storage_bytes));
+	json_object_set_new(object, "open_seconds", real(report->open_seconds));
+	json_object_set_new(object, "seconds", real(all->seconds));
+	json_object_set_new(object, "setup_seconds", real(all->setup_seconds));
+	json_object_set_new(object, "commit_seconds", real(report->commit_seconds));
+	json_object_set_new(object, "gb_per_s", real(all->gb_per_s));
+	json_object_set_new(object, "cpu_seconds", real(all->cpu_seconds));
+	json_object_set_new(object, "pinned_bytes", report_number(all->pinned_bytes));
+	json_object_set_new(object, "lanes", report_number(all->lanes));
+	json_object_set_new(object, "depth", report_number(all->depth));
+	json_object_set_new(object, "request_size", report_number(all->request_size));
+	json_object_set_new(object, "requests", report_number(all->requests));
+	json_object_set_new(object, "retries", report_number(all->retries));
+	json_object_set_new(object, "latency_us", latency(all));
+	json_object_set_new(object, "paths", paths);
+	json_object_set_new(object, "refused", refused);
+	if (report->verified) {
+		json_object_set_new(object, "verified", json_true());
+		json_object_set_new(object, "hash", json_string(report->hash));
+	}
+	report_json(object);
+}
+
+static void error_json(const struct pen_error *err)
+{
+	static const char *const domains[] = { "errno", "cuda", "cufile", "format" };
+	const char *name = strerrorname_np(-err->code);
+	json_t *object = json_object();
+
+	json_object_set_new(object, "code", json_integer(err->code));
+	json_object_set_new(object, "errno", name ? json_string(name) : json_null());
+	json_object_set_new(object, "domain", json_string(domains[err->domain & 3]));
+	json_object_set_new(object, "raw", json_integer(err->raw));
+	json_object_set_new(object, "operation", report_text(err->operation));
+	json_object_set_new(object, "object", report_text(err->object));
+	json_object_set_new(object, "offset",
+			    err->offset < 0 ? json_null() : json_integer(err->offset));
+	json_object_set_new(object, "message", report_text(err->message));
+	json_object_set_new(object, "hint", report_text(err->hint));
+
+	json_t *whole = json_object();
+
+	json_object_set_new(whole, "error", object);
+	report_json(whole);
+}
+
+/* --------------------------------------------------------------------------------- people -- */
+
+char *report_bytes(uint64_t bytes, char *to, size_t size)
+{
+	static const char *const names[] = { "B", "kB", "MB", "GB", "TB", "PB", "EB" };
+	double value = (double)bytes;
+	size_t unit = 0;
+
+	while (value >= 999.5) {
+		value /= 1000;
+		unit++;
+	}
+	snprintf(to, size, "%.*f %s", !unit || value >= 100 ? 0 : value < 10 ? 2 : 1, value,
+		 names[unit]);
+	return to;
+}
+
+/* Room for the longest name of a path, so that reasons start in one column. */
+static int name_width(const struct pen_report *all)
+{
+	size_t width = 0;
+
+	for (uint32_t i = 0; i < all->path_count; i++)
+		width = larger(width, strlen(all->paths[i].path));
+	for (uint32_t i = 0; i < all->refused_count; i++)
+		width = larger(width, strlen(all->refused[i].path));
+	return (int)width;
+}
+
+static void print_paths(const char *direction, const struct pen_report *side, int width)
+{
+	for (uint32_t i = 0; i < side->path_count; i++) {
+		const struct pen_path *path = &side->paths[i];
+		double share = side->bytes ? 100 * (double)path->bytes / (double)side->bytes : 100;
+
+		printf("  %-5s  %-*s  %5.1f %%  %s\n", direction, width, path->path, share,
+		       path->reason);
+	}
+}
+
+static void copy_text(const struct report *report, const struct pen_report *all)
+{
+	char bytes[REPORT_BYTES_MAX], pinned[TEXT_SIZE_MAX];
+	int width = name_width(all);
+
+	printf("%s in %.2f s: %.2f GB/s (%.2f s of it setup), %.2f CPU-seconds, %s pinned",
+	       report_bytes(all->bytes, bytes, sizeof(bytes)), all->seconds, all->gb_per_s,
+	       all->setup_seconds, all->cpu_seconds,
+	       text_from_size(all->pinned_bytes, pinned, sizeof(pinned)));
+	if (all->retries)
+		printf(", %llu %s", (unsigned long long)all->retries,
+		       all->retries == 1 ? "retry" : "retries");
+	if (report->open_seconds >= 0.01)
+		printf(", %.2f s before to open", report->open_seconds);
+	putchar('\n');
+	print_paths("read", &report->read, width);
+	print_paths("write", &report->write, width);
+	for (uint32_t i = 0; i < all->refused_count; i++)
+		printf("  %-5s  %-*s           %s\n", "not", width, all->refused[i].path,
+		       all->refused[i].reason);
+	if (report->verified)
+		printf("  verified: XXH3-128 %s\n", report->hash);
+}
+
+void report_copy(const struct report *report, bool json)
+{
+	struct pen_report all;
+
+	add_up(report, &all);
+	if (json)
+		copy_json(report, &all);
+	else
+		copy_text(report, &all);
+}
+
+void report_error(const struct pen_error *err, bool json)
+{
+	char text[1024];
+
+	/* An interruption is no failed operation: its message says all. */
+	if (err->operation[0])
+		pen_error_format(err, text, sizeof(text));
+	else
+		text_copy(text, sizeof(text), err->message);
+	fprintf(stderr, "penstock: %s\n", text);
+	if (json)
+		error_json(err);
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef CLI_REPORT_H
+#define CLI_REPORT_H
+/*
+ * What the commands say at the end: a few aligned lines for people, or one JSON object for
+ * programs. Output goes to stdout; errors go to stderr in words and, with --json, to stdout as
+ * well, so that a program finds one valid object there whatever happens.
+ */
+#include <jansson.h>
+#include <stdbool.h>
+#include "base/hash.h"
+#include "penstock.h"
+
+/* What a copy did. `read` and `write` are each the sum of their jobs; all zero where none ran. */
+struct report {
+	const char *source, *destination, *transfer;
+	struct pen_report read, write;
+	double open_seconds;	/* before the first job: devices, files, memory */
+	double seconds;		/* first job started to last byte committed */
+	double commit_seconds;	/* of these, making it durable */
+	bool verified;
+	char hash[HASH_TEXT_SIZE];
+};
+
+/*
+ * Add a job to the sum of the ones before. Percentiles of latency become a mean weighted by
+ * requests, the nearest that can be had from percentiles.
+ */
+void report_add(struct pen_report *sum, const struct pen_report *job);
+
+void report_copy(const struct report *report, bool json);
+void report_error(const struct pen_error *err, bool json);
+
+/* For other reports: text that need not be UTF-8, numbers that may be too large or not finite,
+ * and a list of paths; `direction` may be NULL. The last prints an object and releases it. */
+json_t *report_text(const char *text);
+json_t *report_number(uint64_t number);
+json_t *report_paths(json_t *list, const char *direction, const struct pen_path *paths,
+		     uint32_t count, bool refused);
+void report_json(json_t *object);
+
+/* "1.07 GB": powers of 1000, as rates are given in. Returns `to`. */
+char *report_bytes(uint64_t bytes, char *to, size_t size);
+#define REPORT_BYTES_MAX 24
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/* The sides of a copy; see side.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "base/error.h"
+#include "side.h"
+
+static int set_name(struct side *side, char *name, struct pen_error *err)
+{
+	if (!name)
+		return error_sys(err, -ENOMEM, "remember", "a name", -1);
+	free(side->name);
+	side->name = name;
+	return 0;
+}
+
+int side_init(struct side *side, const char *text, struct pen_error *err)
+{
+	*side = (struct side){ .kind = SIDE_FILE };
+	if (!strcmp(text, "host:") || !strncmp(text, "cuda:", 5))
+		side->kind = SIDE_MEMORY;
+	else if (!strncmp(text, "null:", 5))
+		side->kind = SIDE_NULL;
+	else if (!strncmp(text, "pattern:", 8))
+		side->kind = SIDE_PATTERN;
+	return set_name(side, strdup(text), err);
+}
+
+const char *side_device(const struct side *side)
+{
+	return strcmp(side->name, "host:") ? side->name : "host";
+}
+
+int side_enter_directory(struct side *to, const struct side *from, struct pen_error *err)
+{
+	struct stat info;
+	char *inside;
+
+	if (from->kind != SIDE_FILE || to->kind != SIDE_FILE || stat(to->name, &info) ||
+	    !S_ISDIR(info.st_mode))
+		return 0;
+	if (asprintf(&inside, "%s/%s", to->name, basename(from->name)) < 0)
+		inside = NULL;
+	return set_name(to, inside, err);
+}
+
+bool side_same(const struct side *a, const struct side *b)
+{
+	struct stat one, other;
+
+	return a->kind == SIDE_FILE && b->kind == SIDE_FILE && !stat(a->name, &one) &&
+	       !stat(b->name, &other) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+void side_fini(struct side *side)
+{
+	free(side->name);
+	side->name = NULL;
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef PENSTOCK_H
+#define PENSTOCK_H
+/*
+ * Penstock moves bytes between storage and memory - host memory or the memory of one GPU - by the
+ * fastest path the machine has, in both directions, and says which path it took and why.
+ *
+ * The words
+ *
+ *   object   where bytes rest: a file, or a synthetic store ("null:", "pattern:SIZE")
+ *   device   where bytes land: "host" or "cuda:N"
+ *   extent   "these bytes of this object <-> these bytes of that device's memory"
+ *   job      a set of extents on the move
+ *
+ * Simple use: read a whole file into GPU memory
+ *
+ *	struct pen_error err;
+ *	struct pen_device *gpu;
+ *	struct pen_object *file;
+ *	void *memory;
+ *
+ *	if (pen_device_open("cuda:0", &gpu, &err) ||
+ *	    pen_object_open("weights.bin", PEN_READ, 0, &file, &err) ||
+ *	    pen_device_alloc(gpu, pen_object_size(file), &memory, &err))
+ *		return fail(&err);
+ *
+ *	struct pen_extent all = { .object = file, .memory = memory, .length = pen_object_size(file) };
+ *	if (pen_transfer(PEN_READ, gpu, &all, 1, NULL, NULL, &err))
+ *		return fail(&err);
+ *
+ * Advanced use: many extents in one job, strided slices, progress, cancellation, a report, a
+ * memory promise. Read on; each declaration below says what it does and what it costs.
+ *
+ * Rules that hold everywhere
+ *
+ *   - A function returns 0, or a negative errno with the words in the pen_error it was given.
+ *     Every `struct pen_error *` and every report pointer may be NULL.
+ *   - The library never prints, never exits and never raises a signal on outside events.
+ *   - Functions may be called from any thread; one handle is used by one thread at a time, except
+ *     pen_job_poll() and pen_job_cancel(), which may be called from any thread while the job lives.
+ *     pen_job_cancel() is also safe in a signal handler.
+ *   - Structs that may grow start with `size`: set it to sizeof, or use the PEN_..._INIT macros.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+#define PEN_VERSION "0.1.0"
+
+/* The version of the library that runs (PEN_VERSION is the one compiled against). */
+const char *pen_version(void);
+
+/* ---------------------------------------------------------------------------------- errors -- */
+
+enum pen_domain {
+	PEN_DOMAIN_ERRNO,	/* raw is an errno */
+	PEN_DOMAIN_CUDA,	/* raw is a CUresult */
+	PEN_DOMAIN_CUFILE,	/* raw is a cuFile error */
+	PEN_DOMAIN_FORMAT,	/* the bytes are not what they should be; raw is 0 */
+};
+
+/* What went wrong, filled at the place that knows. All strings are NUL-terminated. */
+struct pen_error {
+	int code;		/* negative errno; what the function returned; 0: no error */
+	int domain;		/* enum pen_domain */
+	int raw;		/* the code in that domain */
+	int64_t offset;		/* byte of the object, or -1 where that means nothing */
+	char operation[32];	/* what was attempted: "read", "register memory" ... */
+	char object[256];	/* on what: a path, a device; long paths keep their end */
+	char message[256];	/* the cause in one sentence */
+	char hint[256];		/* what to do about it; may be empty */
+};
+
+/*
+ * Write "operation object at offset: message. Hint" to `text`, always terminated.
+ * Returns the length the whole text has, like snprintf.
+ */
+int pen_error_format(const struct pen_error *err, char *text, size_t size);
+
+/* --------------------------------------------------------------------------------- devices -- */
+
+struct pen_device;
+
+/*
+ * Open "host" or "cuda:N". For a GPU this returns at once while the driver and the primary
+ * context (the one torch uses) come up in the background; a job that needs the GPU reads ahead
+ * meanwhile. An absent driver or GPU is reported here; an error in the background is reported
+ * by pen_device_ready() and by the first job.
+ */
+int pen_device_open(const char *name, struct pen_device **device, struct pen_error *err);
+
+/* Wait until the device can take bytes. Never needed; useful to keep start-up out of a timing. */
+int pen_device_ready(struct pen_device *device, struct pen_error *err);
+
+const char *pen_device_name(const struct pen_device *device);
+
+/* Memory of the device; aligned to 2 MiB on the host, 256 bytes or better on a GPU. */
+int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory, struct pen_error *err);
+int pen_device_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err);
+
+/* Plain synchronous copies between device memory and host memory, for small things and checks. */
+int pen_device_get(struct pen_device *device, void *host, const void *memory, uint64_t size,
+		   struct pen_error *err);
+int pen_device_put(struct pen_device *device, void *memory, const void *host, uint64_t size,
+		   struct pen_error *err);
+
+/* NULL is allowed. Memory still allocated from it stays valid until the process ends. */
+void pen_device_close(struct pen_device *device);
+
+/* --------------------------------------------------------------------------------- objects -- */
+
+struct pen_object;
+
+/* For pen_object_open() and for the direction of a job. */
+enum pen_mode {
+	PEN_READ = 1,
+	PEN_WRITE = 2,		/* a new object; the target changes only at pen_object_commit() */
+	PEN_WRITE_IN_PLACE = 3,	/* overwrite the target's own bytes, creating it where absent */
+};
+
+/*
+ * Open an object:
+ *   PATH            a file
+ *   null:           reads give zeros, writes vanish
+ *   pattern:SIZE    reads give 64-bit little-endian words that state their own offset;
+ *                   writes are checked against that and fail with EILSEQ
+ *   pattern:SIZE,latency=TIME,rate=BYTES,knee=BYTES
+ *                   the same behind a made-up store: each request waits `latency`, all share `rate`
+ *                   bytes a second, and beyond `knee` bytes in flight the rate falls by 30 %
+ * `size` is how large a written object will be (space is reserved at once); 0 where not known or
+ * for PEN_READ. With PEN_WRITE the bytes go to an unnamed file beside the target.
+ */
+int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
+		    struct pen_object **object, struct pen_error *err);
+
+/* Bytes: of the object when it was opened, or the size given for writing. UINT64_MAX for null:. */
+uint64_t pen_object_size(const struct pen_object *object);
+
+/*
+ * Make what was written durable and visible under its name: data flushed, renamed into place,
+ * directory flushed; a replaced file's mode and owner are kept. After an error nothing changed.
+ */
+int pen_object_commit(struct pen_object *object, struct pen_error *err);
+
+/* NULL is allowed. Without a commit, what was written with PEN_WRITE is gone without trace. */
+void pen_object_close(struct pen_object *object);
+
+/* ----------------------------------------------------------------------------------- jobs -- */
+
+/*
+ * `length` bytes of `object` from `offset` <-> `length` bytes at `memory`. With rows > 1 it is a
+ * strided slice: `rows` rows of `length` bytes, `object_pitch` apart in the object and
+ * `memory_pitch` apart in memory. Lengths of 0 are allowed and move nothing. Read extents may
+ * overlap in the object; what overlaps in memory is the caller's affair. Extents that overlap
+ * in a written object are refused.
+ */
+struct pen_extent {
+	struct pen_object *object;
+	uint64_t offset;
+	void *memory;
+	uint64_t length;
+	uint64_t rows;		/* 0 and 1 both mean one */
+	uint64_t object_pitch;
+	uint64_t memory_pitch;
+};
+
+/* How bytes travel. The numbers and names are gdsio's; PEN_MAPPED is our own. */
+enum pen_transfer_type {
+	PEN_AUTO = -1,			/* the best path for each range; what people should use */
+	PEN_GPU_DIRECT = 0,		/* cuFile, synchronous calls */
+	PEN_CPU_ONLY = 1,		/* storage <-> host memory */
+	PEN_CPU_GPU = 2,		/* staged in pinned memory, one step after the other */
+	PEN_CPU_ASYNC_GPU = 3,		/* staged in pinned memory, overlapped */
+	PEN_CPU_CACHED_GPU = 4,		/* through the page cache, staged, overlapped */
+	PEN_GPU_DIRECT_ASYNC = 5,	/* cuFile, stream calls */
+	PEN_GPU_BATCH = 6,		/* cuFile, batch calls */
+	PEN_GPU_BATCH_STREAM = 7,	/* cuFile, stream calls issued in batches */
+	PEN_MAPPED = 8,			/* page cache registered with the GPU, no copy by the CPU */
+};
+
+/* What a transfer leaves in the page cache. */
+enum pen_cache {
+	PEN_CACHE_AUTO,		/* as the path has it: direct reads leave nothing, cached reads stay */
+	PEN_CACHE_KEEP,		/* everything read or written is in the page cache afterwards */
+	PEN_CACHE_DROP,		/* nothing of the object is in the page cache afterwards */
+};
+
+struct pen_options {
+	size_t size;			/* sizeof(struct pen_options) */
+	int transfer;			/* enum pen_transfer_type; a type that cannot be had here is
+					   refused, never replaced */
+	int cache;			/* enum pen_cache */
+	uint64_t memory_limit;		/* most pinned staging memory; 0: 128 MiB */
+	uint64_t request_size;		/* bytes of one request; 0: found at run time */
+	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
+	uint32_t depth;			/* requests in flight over all lanes; 0: found at run time */
+	uint64_t gap;			/* read through holes up to this; 0: 64 KiB; UINT64_MAX: none */
+	void *stream;			/* a CUstream: the job starts after what it holds, and what is
+					   queued on it after pen_job_wait() sees the bytes; NULL: none */
+	const char *inject;		/* faults for tests, see penstock-copy(1); NULL: none */
+};
+
+#define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options), .transfer = PEN_AUTO }
+
+#define PEN_PATHS_MAX 12
+#define PEN_REASON_MAX 200
+
+/* A path that carried bytes, or one that could not be had, and why. */
+struct pen_path {
+	char path[24];
+	uint64_t bytes;
+	char reason[PEN_REASON_MAX];
+};
+
+/* What a job did. */
+struct pen_report {
+	size_t size;			/* sizeof(struct pen_report) */
+	uint64_t bytes;			/* that arrived in memory, or in the object */
+	uint64_t storage_bytes;		/* that crossed the store: with gaps and alignment */
+	double seconds;			/* wall time, start to end, everything included */
+	double setup_seconds;		/* of these, before the device could take its first byte */
+	double gb_per_s;		/* bytes / seconds / 10^9 */
+	double cpu_seconds;		/* user + system time of the job's threads */
+	uint64_t pinned_bytes;		/* most staging memory held at once */
+	char device[32];
+	uint32_t lanes;			/* threads that moved bytes */
+	uint64_t requests;
+	uint64_t retries;
+	uint64_t request_size;		/* what the store was found to like, last used */
+	uint32_t depth;
+	double latency_us_p50, latency_us_p95, latency_us_p99, latency_us_max;
+	uint32_t path_count, refused_count;
+	struct pen_path paths[PEN_PATHS_MAX];
+	struct pen_path refused[PEN_PATHS_MAX];
+};
+
+#define PEN_REPORT_INIT { .size = sizeof(struct pen_report) }
+
+enum pen_state {
+	PEN_PLANNED,
+	PEN_RUNNING,
+	PEN_DRAINING,	/* failed or cancelled; what is in flight comes home */
+	PEN_DONE,
+	PEN_FAILED,
+	PEN_CANCELLED,
+};
+
+struct pen_progress {
+	int state;		/* enum pen_state */
+	uint64_t bytes;		/* moved so far */
+	uint64_t total;
+	double seconds;		/* since the start */
+};
+
+struct pen_job;
+
+/*
+ * Plan and start. Everything that can be refused - overlapping writes, ranges beyond the end, a
+ * memory limit too small, a transfer type this machine cannot do - is refused here, before any
+ * I/O. Objects, device and memory must live until pen_job_wait(); `extents` need not.
+ */
+int pen_job_start(enum pen_mode direction, struct pen_device *device,
+		  const struct pen_extent *extents, size_t count,
+		  const struct pen_options *options, struct pen_job **job, struct pen_error *err);
+
+void pen_job_poll(struct pen_job *job, struct pen_progress *progress);
+
+/* Ask the job to stop; pen_job_wait() then returns -ECANCELED unless it was done already. */
+void pen_job_cancel(struct pen_job *job);
+
+/*
+ * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a
+ * write they are with the object, durable only after pen_object_commit(). The report is filled
+ * in either case.
+ */
+int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_error *err);
+
+/* Start and wait in one. */
+int pen_transfer(enum pen_mode direction, struct pen_device *device,
+		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
+		 struct pen_report *report, struct pen_error *err);
+
+/* --------------------------------------------------------------------------------- explain -- */
+
+/* A stretch of a file that would travel one way. */
+struct pen_range {
+	uint64_t offset, length;
+	uint64_t resident;	/* bytes of it in the page cache */
+	char path[24];
+};
+
+/* What the engine would do with a file on this machine. Release with pen_explain_free(). */
+struct pen_explanation {
+	uint64_t bytes;
+	uint64_t resident;		/* in the page cache now */
+	char filesystem[32];
+	char store[64];			/* the block device or mount the knee is remembered for */
+	uint32_t memory_alignment, offset_alignment;	/* of O_DIRECT; 0: not possible */
+	char residency_by[24];		/* how residency was asked: cachestat, mincore, ... */
+	char queue[24];			/* how direct requests would travel: uring, threads */
+	char device[32];
+	uint32_t lanes;
+	uint64_t memory_limit;
+	size_t range_count;
+	struct pen_range *ranges;
+	uint32_t path_count, refused_count;
+	struct pen_path paths[PEN_PATHS_MAX];		/* bytes planned, and why */
+	struct pen_path refused[PEN_PATHS_MAX];		/* each better path, why not, and the fix */
+};
+
+int pen_explain(struct pen_object *object, struct pen_device *device,
+		const struct pen_options *options, struct pen_explanation **explanation,
+		struct pen_error *err);
+void pen_explain_free(struct pen_explanation *explanation);
+
+/* ------------------------------------------------------------------------- words and names -- */
+
+/* "AUTO", "GPU_DIRECT", ... for a type; NULL where there is none. */
+const char *pen_transfer_name(int type);
+
+/* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
+int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
+
+/* Give pooled staging memory back to the system. Idle pieces only; always safe. */
+void pen_trim(void);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT */
+/* What of the public API belongs to no module below. */
+#include "mem/ring.h"
+#include "penstock.h"
+#include "sys/cufile.h"
+
+const char *pen_version(void)
+{
+	return PEN_VERSION;
+}
+
+void pen_trim(void)
+{
+	piece_trim(NULL);
+	cufile_trim();
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT */
+/* Starting, watching and ending jobs; see job.h for the states and rules. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "engine/job.h"
+#include "sys/os.h"
+
+bool job_running(struct pen_job *job)
+{
+	if (atomic_load_explicit(&job->cancelled, memory_order_relaxed)) {
+		int running = PEN_RUNNING;
+
+		atomic_compare_exchange_strong(&job->state, &running, PEN_DRAINING);
+	}
+	return atomic_load_explicit(&job->state, memory_order_relaxed) == PEN_RUNNING;
+}
+
+void job_fail(struct pen_job *job, const struct pen_error *err)
+{
+	int running = PEN_RUNNING;
+
+	pthread_mutex_lock(&job->lock);
+	if (!job->error.code)
+		job->error = *err;
+	atomic_compare_exchange_strong(&job->state, &running, PEN_DRAINING);
+	pthread_mutex_unlock(&job->lock);
+}
+
+struct tally *job_tally(struct pen_job *job, const char *path, const char *reason)
+{
+	struct tally *tally = NULL;
+
+	pthread_mutex_lock(&job->lock);
+	for (unsigned int i = 0; i < job->tally_count && !tally; i++)
+		if (!strcmp(job->tallies[i].path, path) && !strcmp(job->tallies[i].reason, reason))
+			tally = &job->tallies[i];
+	if (!tally) {
+		/* The last one takes what is too much; it never comes to that. */
+		if (job->tally_count < PEN_PATHS_MAX)
+			job->tally_count++;
+		tally = &job->tallies[job->tally_count - 1];
+		text_copy(tally->path, sizeof(tally->path), path);
+		text_copy(tally->reason, sizeof(tally->reason), reason);
+	}
+	pthread_mutex_unlock(&job->lock);
+	return tally;
+}
+
+void job_refused(struct pen_job *job, const char *path, const struct pen_error *why)
+{
+	pthread_mutex_lock(&job->lock);
+	for (uint32_t i = 0; i < job->refused_count; i++)
+		if (!strcmp(job->refused[i].path, path))
+			goto out;
+	if (job->refused_count < PEN_PATHS_MAX) {
+		struct pen_path *entry = &job->refused[job->refused_count++];
+		char text[sizeof(why->message) + sizeof(why->hint) + 4];
+
+		text_copy(entry->path, sizeof(entry->path), path);
+		strcpy(text, why->message);
+		if (why->hint[0]) {
+			strcat(text, ". ");
+			strcat(text, why->hint);
+		}
+		text_copy(entry->reason, sizeof(entry->reason), text);
+	}
+out:
+	pthread_mutex_unlock(&job->lock);
+}
+
+/* After the last lane; also undoes a job that never ran. */
+static void job_free(struct pen_job *job)
+{
+	for (unsigned int i = 0; i < job->lane_count; i++)
+		for (unsigned int p = 0; p < job->lanes[i].ring.piece_count; p++)
+			piece_put(&job->budget, job->lanes[i].ring.pieces[p]);
+	free(job->lanes);
+	path_free(job->path);
+	pthread_mutex_destroy(&job->lock);
+	free(job->inject);
+	free(job);
+}
+
+static void set_up_lanes(struct pen_job *job)
+{
+	struct lane *lane = job->lanes;
+
+	for (unsigned int w = 0; w < job->path->way_count; w++) {
+		const struct way *way = &job->path->ways[w];
+
+		for (unsigned int i = 0; i < way->lanes; i++, lane++) {
+			lane->job = job;
+			lane->way = way;
+			lane->index = i;
+			lane->peers = way->lanes;
+		}
+	}
+}
+
+/* The knee finder of the cold list, within what its lanes may hold. */
+static void set_up_tuner(struct pen_job *job)
+{
+	struct path *path = job->path;
+
+	for (unsigned int w = 0; w < path->way_count; w++) {
+		const struct way *way = &path->ways[w];
+		struct tuner_setting wished = { (uint32_t)job->options.request_size,
+						job->options.depth };
+		/* A synchronous queue carries one request a lane. */
+		unsigned int each = way->queue == &queue_sync_ops ? 1 : RING_SLOTS;
+
+		if (!way->tuned)
+			continue;
+		tuner_init(&job->tuner, path->plan->objects[0]->info.store,
+			   job->direction != PEN_READ, wished, way->size, way->lanes * each,
+			   path->memory_limit);
+	}
+}
+
+static int copy_inject(struct pen_job *job)
+{
+	if (!job->options.inject)
+		return 0;
+	job->inject = os_calloc(1, strlen(job->options.inject) + 1);
+	if (!job->inject)
+		return -ENOMEM;
+	strcpy(job->inject, job->options.inject);
+	job->options.inject = job->inject;
+	return 0;
+}
+
+static int job_new(enum pen_mode direction, struct pen_device *device, struct path *path,
+		   const struct pen_options *options, struct pen_job **result)
+{
+	struct pen_job *job = os_calloc(1, sizeof(*job));
+
+	if (!job)
+		return -ENOMEM;
+	pthread_mutex_init(&job->lock, NULL);
+	job->direction = direction;
+	job->device = device;
+	job->options = *options;
+	job->state = PEN_PLANNED;
+	job->budget.piece_size = path->piece_size;
+	job->budget.left = (int)(path->memory_limit / path->piece_size);
+	job->refused_count = path->refused_count;
+	memcpy(job->refused, path->refused, sizeof(job->refused));
+	for (int list = 0; list < LISTS; list++)
+		job->bytes_left[list] = path->work[list].bytes;
+	for (unsigned int w = 0; w < path->way_count; w++)
+		job->lane_count += path->ways[w].lanes;
+	job->lanes = os_calloc(job->lane_count ? job->lane_count : 1, sizeof(job->lanes[0]));
+	if (!job->lanes || copy_inject(job)) {
+		job->lane_count = 0;
+		job_free(job);
+		return -ENOMEM;
+	}
+	job->path = path;
+	set_up_lanes(job);
+	set_up_tuner(job);
+	*result = job;
+	return 0;
+}
+
+/* Start the lanes. One that cannot be started is done without, as long as its way has another. */
+static void job_start(struct pen_job *job)
+{
+	job->state = PEN_RUNNING;
+	job->running = job->lane_count;
+	/* Host memory can always take bytes; a GPU's lanes tell when it can. */
+	if (job->device->is_host)
+		job->ready_ns = os_now();
+	for (unsigned int i = 0; i < job->lane_count; i++) {
+		struct lane *lane = &job->lanes[i];
+		struct pen_error err;
+		int rc = os_thread_start(&lane->thread, lane_run, lane);
+
+		lane->started = !rc;
+		if (!rc)
+			continue;
+		atomic_fetch_sub(&job->running, 1);
+		if (lane->index)
+			continue;
+		error_sys(&err, rc, "start a thread for", "the transfer", -1);
+		error_hint(&err, "Raise the limit of processes (ulimit -u) or use fewer lanes");
+		job_fail(job, &err);
+	}
+}
+
+int pen_job_start(enum pen_mode direction, struct pen_device *device,
+		  const struct pen_extent *extents, size_t count,
+		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
+{
+	struct pen_options full;
+	struct path *path;
+	uint64_t start = os_now();
+	int rc;
+
+	error_clear(err);
+	*job = NULL;
+	if (direction < PEN_READ || direction > PEN_WRITE_IN_PLACE)
+		return error_set(err, -EINVAL, "start", "a transfer", -1, "%d is no direction",
+				 (int)direction);
+	rc = path_options(options, &full, err);
+	if (rc)
+		return rc;
+	rc = path_choose(direction, device, extents, count, &full, &path, err);
+	if (rc)
+		return rc;
+	rc = job_new(direction, device, path, &full, job);
+	if (rc) {
+		path_free(path);
+		return error_sys(err, rc, "start", "a transfer", -1);
+	}
+	(*job)->start_ns = start;
+	job_start(*job);
+	return 0;
+}
+
+static uint64_t bytes_so_far(struct pen_job *job)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned int i = 0; i < job->lane_count; i++)
+		bytes += atomic_load_explicit(&job->lanes[i].bytes, memory_order_relaxed);
+	return bytes;
+}
+
+void pen_job_poll(struct pen_job *job, struct pen_progress *progress)
+{
+	bool ended = !atomic_load(&job->running);
+	uint64_t end = atomic_load(&job->end_ns);
+	int state = atomic_load(&job->state);
+
+	progress->total = job->path->plan->bytes;
+	progress->bytes = bytes_so_far(job);
+	progress->seconds = (double)((ended && end ? end : os_now()) - job->start_ns) / 1e9;
+	if (ended && state == PEN_RUNNING)
+		state = PEN_DONE;
+	else if (ended && state == PEN_DRAINING)
+		state = atomic_load(&job->cancelled) ? PEN_CANCELLED : PEN_FAILED;
+	progress->state = state;
+}
+
+void pen_job_cancel(struct pen_job *job)
+{
+	/* Only a flag: this runs in signal handlers. Lanes look at it all the time. */
+	atomic_store(&job->cancelled, true);
+}
+
+/* What only the end can tell: did a file change while it was read? And the cache policy. */
+static void settle_objects(struct pen_job *job)
+{
+	struct pen_error err;
+
+	for (size_t i = 0; i < job->path->plan->object_count; i++) {
+		struct pen_object *object = job->path->plan->objects[i];
+
+		if (object_unchanged(object, &err))
+			job_fail(job, &err);
+		/* Advice: what stays cached does no harm. */
+		if (job->options.cache == PEN_CACHE_DROP)
+			object_uncache(object, NULL);
+	}
+}
+
+static void fill_report(struct pen_job *job, struct pen_report *report)
+{
+	struct pen_report full = { .size = sizeof(full) };
+	size_t size = report->size < sizeof(full) ? report->size : sizeof(full);
+	struct tuner_setting setting = tuner_get(&job->tuner);
+	struct hist *latency = &job->lanes[0].latency;
+	uint64_t end = job->end_ns, ready = job->ready_ns ? job->ready_ns : end;
+	uint64_t cpu = 0;
+
+	for (unsigned int i = 0; i < job->lane_count; i++) {
+		struct lane *lane = &job->lanes[i];
+
+		full.lanes += lane->requests != 0;
+		full.requests += lane->requests;
+		full.retries += lane->retries;
+		full.storage_bytes += lane->storage_bytes;
+		cpu += lane->cpu_ns;
+		if (i)
+			hist_merge(latency, &lane->latency);
+	}
+	full.bytes = bytes_so_far(job);
+	full.seconds = (double)(end - job->start_ns) / 1e9;
+	full.setup_seconds = (double)(ready - job->start_ns) / 1e9;
+	full.gb_per_s = full.seconds > 0 ? (double)full.bytes / full.seconds / 1e9 : 0;
+	full.cpu_seconds = (double)cpu / 1e9;
+	full.pinned_bytes = (uint64_t)job->budget.peak * job->budget.piece_size + job->mapped_peak;
+	text_copy(full.device, sizeof(full.device), job->device->name);
+	full.request_size = setting.size;
+	full.depth = setting.depth;
+	full.latency_us_p50 = (double)hist_quantile(latency, 0.50) / 1e3;
+	full.latency_us_p95 = (double)hist_quantile(latency, 0.95) / 1e3;
+	full.latency_us_p99 = (double)hist_quantile(latency, 0.99) / 1e3;
+	full.latency_us_max = (double)latency->max / 1e3;
+	for (unsigned int i = 0; i < job->tally_count; i++) {
+		struct pen_path *entry = &full.paths[full.path_count];
+
+		if (!job->tallies[i].bytes)
+			continue;
+		text_copy(entry->path, sizeof(entry->path), job->tallies[i].path);
+		text_copy(entry->reason, sizeof(entry->reason), job->tallies[i].reason);
+		entry->bytes = job->tallies[i].bytes;
+		full.path_count++;
+	}
+	full.refused_count = job->refused_count;
+	memcpy(full.refused, job->refused, sizeof(full.refused));
+	memcpy(report, &full, size);
+	report->size = size;
+}
+
+int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_error *err)
+{
+	int rc = 0;
+
+	error_clear(err);
+	for (unsigned int i = 0; i < job->lane_count; i++)
+		if (job->lanes[i].started)
+			pthread_join(job->lanes[i].thread, NULL);
+	if (!job->end_ns)
+		job->end_ns = os_now();
+	settle_objects(job);
+	if (job->error.code) {
+		job->state = PEN_FAILED;
+		rc = job->error.code;
+		if (err)
+			*err = job->error;
+	} else if (job->state == PEN_DRAINING) {
+		job->state = PEN_CANCELLED;
+		rc = error_set(err, -ECANCELED, "finish", "the transfer", -1, "it was cancelled");
+	} else {
+		job->state = PEN_DONE;
+		tuner_fini(&job->tuner);
+	}
+	if (report)
+		fill_report(job, report);
+	job_free(job);
+	return rc;
+}
+
+int pen_transfer(enum pen_mode direction, struct pen_device *device,
+		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
+		 struct pen_report *report, struct pen_error *err)
+{
+	struct pen_job *job;
+	int rc = pen_job_start(direction, device, extents, count, options, &job, err);
+
+	return rc ? rc : pen_job_wait(job, report, err);
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT */
+/* Finding the knee of a store at run time; see tuner.h. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include "engine/tuner.h"
+
+/* Where an unknown store starts: the knee of common disks. */
+#define START_SIZE (1u << 20)
+#define START_DEPTH 8u
+#define SIZE_MIN (256u << 10)
+/* A window must hold enough to average over: bytes, round trips, and time. */
+#define WINDOW_BYTES (64ull << 20)
+#define WINDOW_ROUNDS 6
+#define WINDOW_NS 8000000ull
+/* A move must pay this much; less is noise. */
+#define GAIN 1.04
+/* When no neighbour pays, sit still this many windows before looking again. */
+#define REST 64
+
+enum { BASE, TRY, AGAIN };
+
+/* The neighbours, in the order they are tried. */
+enum { DEEPER, SHALLOWER, LARGER, SMALLER, MOVES };
+
+#define STORES_MAX 32
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	char store[72];
+	struct tuner_setting setting;
+} memory[STORES_MAX];		/* guarded by memory_lock, as is memory_next */
+static unsigned int memory_next;
+
+static uint64_t pack(struct tuner_setting setting)
+{
+	return (uint64_t)setting.size << 32 | setting.depth;
+}
+
+struct tuner_setting tuner_get(const struct tuner *tuner)
+{
+	uint64_t packed = atomic_load_explicit(&tuner->setting, memory_order_relaxed);
+
+	return (struct tuner_setting){ (uint32_t)(packed >> 32), (uint32_t)packed };
+}
+
+static struct tuner_setting clamp(const struct tuner *tuner, struct tuner_setting setting)
+{
+	if (setting.size > tuner->size_max)
+		setting.size = tuner->size_max;
+	if (setting.size < tuner->size_min)
+		setting.size = tuner->size_min;
+	if (setting.depth > tuner->depth_max)
+		setting.depth = tuner->depth_max;
+	if ((uint64_t)setting.size * setting.depth > tuner->bytes_max)
+		setting.depth = (uint32_t)(tuner->bytes_max / setting.size);
+	if (!setting.depth)
+		setting.depth = 1;
+	return setting;
+}
+
+static void apply(struct tuner *tuner, struct tuner_setting setting)
+{
+	uint64_t flight = (uint64_t)setting.size * setting.depth;
+
+	atomic_store_explicit(&tuner->setting, pack(setting), memory_order_relaxed);
+	/* What is in flight now was sent under the old setting. */
+	tuner->skip = flight;
+	tuner->want = flight * WINDOW_ROUNDS > WINDOW_BYTES ? flight * WINDOW_ROUNDS : WINDOW_BYTES;
+	tuner->start_ns = 0;
+	atomic_store_explicit(&tuner->bytes, 0, memory_order_relaxed);
+}
+
+void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
+		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max)
+{
+	struct tuner_setting start = { START_SIZE, START_DEPTH };
+
+	memset(tuner, 0, sizeof(*tuner));
+	tuner->size_min = size_max < SIZE_MIN ? size_max : SIZE_MIN;
+	tuner->size_max = size_max;
+	tuner->depth_max = depth_max;
+	tuner->bytes_max = bytes_max;
+	snprintf(tuner->store, sizeof(tuner->store), "%c %s", write ? 'w' : 'r', store);
+	pthread_mutex_lock(&memory_lock);
+	for (unsigned int i = 0; i < STORES_MAX; i++)
+		if (!strcmp(memory[i].store, tuner->store))
+			start = memory[i].setting;
+	pthread_mutex_unlock(&memory_lock);
+	if (wished.size) {
+		tuner->fixed_size = true;
+		tuner->size_min = tuner->size_max = start.size = wished.size;
+	}
+	if (wished.depth) {
+		tuner->fixed_depth = true;
+		start.depth = wished.depth;
+	}
+	tuner->base = clamp(tuner, start);
+	apply(tuner, tuner->base);
+}
+
+static bool neighbour(const struct tuner *tuner, unsigned int move, struct tuner_setting *setting)
+{
+	struct tuner_setting next = tuner->base;
+
+	switch (move) {
+	case DEEPER:
+		next.depth *= 2;
+		break;
+	case SHALLOWER:
+		next.depth /= 2;
+		break;
+	case LARGER:
+		next.size *= 2;
+		next.depth = (next.depth + 1) / 2;
+		break;
+	case SMALLER:
+		next.size /= 2;
+		next.depth *= 2;
+		break;
+	}
+	if ((tuner->fixed_size && next.size != tuner->base.size) ||
+	    (tuner->fixed_depth && next.depth != tuner->base.depth))
+		return false;
+	*setting = clamp(tuner, next);
+	return pack(*setting) != pack(tuner->base);
+}
+
+/* Set out for the next neighbour that exists; false where none does. */
+static bool set_out(struct tuner *tuner)
+{
+	struct tuner_setting next;
+
+	for (; tuner->rejected < MOVES; tuner->rejected++, tuner->move++)
+		if (neighbour(tuner, tuner->move % MOVES, &next)) {
+			apply(tuner, next);
+			tuner->phase = TRY;
+			return true;
+		}
+	return false;
+}
+
+static void step(struct tuner *tuner, double rate)
+{
+	struct tuner_setting tried;
+	double before;
+
+	tuner->steps++;
+	switch (tuner->phase) {
+	case BASE:
+		tuner->base_rate = rate;
+		if (tuner->rest && --tuner->rest) {
+			apply(tuner, tuner->base);
+			return;
+		}
+		if (tuner->rejected >= MOVES)
+			tuner->rejected = 0;
+		if (!set_out(tuner)) {
+			tuner->rest = REST;
+			apply(tuner, tuner->base);
+		}
+		return;
+	case TRY:
+		tuner->try_rate = rate;
+		if (rate > tuner->base_rate * GAIN) {
+			/* Promising: was it the setting, or the hour? Ask the base again. */
+			apply(tuner, tuner->base);
+			tuner->phase = AGAIN;
+			return;
+		}
+		break;
+	case AGAIN:
+		before = tuner->base_rate;
+		tuner->base_rate = rate;
+		if (tuner->try_rate > (rate > before ? rate : before) * GAIN &&
+		    neighbour(tuner, tuner->move % MOVES, &tried)) {
+			/* It pays. Go there, and on in the same direction. */
+			tuner->base = tried;
+			tuner->base_rate = tuner->try_rate;
+			tuner->moves_kept++;
+			tuner->rejected = 0;
+			if (set_out(tuner))
+				return;
+			tuner->phase = BASE;
+			apply(tuner, tuner->base);
+			return;
+		}
+		break;
+	}
+	tuner->rejected++;
+	tuner->move++;
+	tuner->phase = BASE;
+	if (tuner->rejected >= MOVES)
+		tuner->rest = REST;
+	apply(tuner, tuner->base);
+}
+
+void tuner_add(struct tuner *tuner, uint64_t bytes, uint64_t now_ns)
+{
+	uint64_t seen;
+
+	if (tuner->fixed_size && tuner->fixed_depth)
+		return;
+	seen = atomic_fetch_add_explicit(&tuner->bytes, bytes, memory_order_relaxed) + bytes;
+	if (seen < tuner->skip || atomic_flag_test_and_set_explicit(&tuner->busy,
+								    memory_order_acquire))
+		return;
+	if (!tuner->start_ns) {
+		tuner->start_ns = now_ns;
+		tuner->start_bytes = seen;
+	} else if (seen - tuner->start_bytes >= tuner->want && now_ns > tuner->start_ns &&
+		   now_ns - tuner->start_ns >= WINDOW_NS) {
+		step(tuner, (double)(seen - tuner->start_bytes) /
+				    (double)(now_ns - tuner->start_ns));
+	}
+	atomic_flag_clear_explicit(&tuner->busy, memory_order_release);
+}
+
+void tuner_fini(struct tuner *tuner)
+{
+	unsigned int i;
+
+	/* A setting that was ordered, or never measured, says nothing about the store. */
+	if (tuner->fixed_size || tuner->fixed_depth || !tuner->steps)
+		return;
+	pthread_mutex_lock(&memory_lock);
+	for (i = 0; i < STORES_MAX; i++)
+		if (!strcmp(memory[i].store, tuner->store))
+			break;
+	if (i == STORES_MAX)
+		i = memory_next++ % STORES_MAX;
+	memcpy(memory[i].store, tuner->store, sizeof(memory[i].store));
+	memory[i].setting = tuner->base;
+	pthread_mutex_unlock(&memory_lock);
+}
+
+void tuner_forget(void)
+{
+	pthread_mutex_lock(&memory_lock);
+	memset(memory, 0, sizeof(memory));
+	pthread_mutex_unlock(&memory_lock);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef ENGINE_TUNER_H
+#define ENGINE_TUNER_H
+/*
+ * Finds the knee of a store at run time: how large requests should be and how many should be in
+ * flight. Some disks are 30 % slower with 256 MiB in flight than with 8 MiB; a striped array or a
+ * network store is the other way round. So: measure, try a neighbour, come back and measure again
+ * (rates drift; a neighbour must beat both the before and the after), keep what clearly pays.
+ *
+ *   BASE --window full--> TRY --window full--> AGAIN --window full--> BASE (moved or not)
+ *
+ * What was found is remembered per store and direction for the life of the process.
+ *
+ * Invariants
+ *   1. size * depth never exceeds `bytes_max`; size is a power of two within [size_min, size_max].
+ *   2. One lane at a time runs step(); the others only add to counters. Nobody waits.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct tuner_setting {
+	uint32_t size;		/* bytes of a request */
+	uint32_t depth;		/* requests in flight over all lanes */
+};
+
+struct tuner {
+	_Atomic uint64_t setting;	/* a tuner_setting, packed */
+	uint32_t size_min, size_max, depth_max;
+	uint64_t bytes_max;
+	bool fixed_size, fixed_depth;
+	char store[72];			/* what to remember it under; "" nothing */
+
+	/* The window being measured. */
+	_Atomic uint64_t bytes;		/* completed since the last change */
+	atomic_flag busy;
+	_Atomic uint64_t skip;		/* bytes to ignore after a change */
+	uint64_t want;			/* bytes to measure; guarded by busy, as is all below */
+	uint64_t start_ns, start_bytes;
+	int phase;
+	unsigned int move;		/* which neighbour is being tried */
+	unsigned int rejected;		/* moves in a row that did not pay */
+	unsigned int rest;		/* windows to sit still once nothing pays */
+	struct tuner_setting base;
+	double base_rate, try_rate;
+	unsigned int steps, moves_kept;	/* for tests and the curious */
+};
+
+/* `wished` has 0 where the tuner shall decide. */
+void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
+		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max);
+
+struct tuner_setting tuner_get(const struct tuner *tuner);
+
+/* A request of `bytes` came home at `now_ns`. */
+void tuner_add(struct tuner *tuner, uint64_t bytes, uint64_t now_ns);
+
+/* Remember what was found. */
+void tuner_fini(struct tuner *tuner);
+
+/* Forget everything remembered, for tests. */
+void tuner_forget(void);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT */
+/* Opening objects by name, and the one wrapper around their table; see object.h. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/error.h"
+#include "io/object.h"
+#include "sys/os.h"
+
+static bool is_synthetic(const char *name)
+{
+	return !strncmp(name, "null:", 5) || !strncmp(name, "pattern:", 8);
+}
+
+int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
+		    struct pen_object **object, struct pen_error *err)
+{
+	struct pen_object *new;
+	int rc;
+
+	error_clear(err);
+	*object = NULL;
+	if (mode < PEN_READ || mode > PEN_WRITE_IN_PLACE)
+		return error_set(err, -EINVAL, "open", name, -1, "%d is no mode", (int)mode);
+	if (!name[0]) {
+		error_set(err, -EINVAL, "open", "\"\"", -1, "the name is empty");
+		return -EINVAL;
+	}
+	new = os_calloc(1, sizeof(*new));
+	if (!new)
+		return error_sys(err, -ENOMEM, "open", name, -1);
+	new->name = os_calloc(1, strlen(name) + 1);
+	if (!new->name) {
+		free(new);
+		return error_sys(err, -ENOMEM, "open", name, -1);
+	}
+	strcpy(new->name, name);
+	new->ops = is_synthetic(name) ? &object_synth_ops : &object_file_ops;
+	new->mode = mode;
+	new->fd = new->direct_fd = -1;
+	new->info.size = size;
+	rc = new->ops->open(new, err);
+	if (rc) {
+		free(new->name);
+		free(new);
+		return rc;
+	}
+	assert(new->fd >= 0 || new->info.synthetic);
+	assert(!new->info.offset_align || new->direct_fd >= 0);
+	*object = new;
+	return 0;
+}
+
+uint64_t pen_object_size(const struct pen_object *object)
+{
+	return object->info.size;
+}
+
+int pen_object_commit(struct pen_object *object, struct pen_error *err)
+{
+	int rc;
+
+	error_clear(err);
+	if (object->mode == PEN_READ)
+		return error_set(err, -EBADF, "commit", object->name, -1,
+				 "it was opened for reading");
+	if (object->committed)
+		return error_set(err, -EALREADY, "commit", object->name, -1,
+				 "it is committed already");
+	rc = object->ops->commit(object, err);
+	assert(rc <= 0);
+	object->committed = !rc;
+	return rc;
+}
+
+void pen_object_close(struct pen_object *object)
+{
+	if (!object)
+		return;
+	object->ops->close(object);
+	free(object->name);
+	free(object);
+}
+
+int object_residency(struct pen_object *object, uint64_t offset, uint64_t length,
+		     uint64_t *resident, struct pen_error *err)
+{
+	int rc;
+
+	assert(length);
+	*resident = 0;
+	if (!object->info.has_residency)
+		return 0;
+	rc = object->ops->residency(object, offset, length, resident, err);
+	assert(rc <= 0 && *resident <= length);
+	return rc;
+}
+
+int object_unchanged(struct pen_object *object, struct pen_error *err)
+{
+	return object->ops->unchanged(object, err);
+}
+
+int object_uncache(struct pen_object *object, struct pen_error *err)
+{
+	return object->ops->uncache(object, err);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef IO_OBJECT_H
+#define IO_OBJECT_H
+/*
+ * An object is where bytes rest. This is the control path: opening, what the store wants, what of
+ * it is cached, commit. Bytes themselves travel through queues (queue.h).
+ *
+ * Invariants
+ *   1. Before commit() nothing that others can see has changed (PEN_WRITE); after it, everything
+ *      is durable and visible. PEN_WRITE_IN_PLACE gives only the second half.
+ *   2. close() without commit() leaves no trace.
+ *   3. An object does not change its geometry while it is open.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include "penstock.h"
+
+/* What the store wants and what the object can do; filled by open(). */
+struct object_info {
+	uint64_t size;
+	uint32_t offset_align;	/* of direct requests, in the object; 0: no direct requests */
+	uint32_t memory_align;	/* of direct requests, in memory */
+	bool has_residency;	/* some of it may be in the page cache */
+	bool synthetic;		/* made up in memory: travels by the synth queue */
+	char filesystem[32];
+	char store[64];		/* objects with the same store share one knee */
+	char no_direct[160];	/* why offset_align is 0 */
+};
+
+struct pen_object;
+
+struct object_ops {
+	const char *kind;
+	int (*open)(struct pen_object *object, struct pen_error *err);
+
+	/* Bytes of the range that are in the page cache. Called by lanes, in parallel. */
+	int (*residency)(struct pen_object *object, uint64_t offset, uint64_t length,
+			 uint64_t *resident, struct pen_error *err);
+
+	/* -ESTALE with words if the object is not the one that was opened (size, time, identity). */
+	int (*unchanged)(struct pen_object *object, struct pen_error *err);
+
+	/* Drop it from the page cache. */
+	int (*uncache)(struct pen_object *object, struct pen_error *err);
+
+	int (*commit)(struct pen_object *object, struct pen_error *err);
+	void (*close)(struct pen_object *object);
+};
+
+struct pen_object {
+	const struct object_ops *ops;
+	char *name;
+	enum pen_mode mode;
+	bool committed;
+	struct object_info info;
+	int fd;			/* buffered descriptor; -1 where there is none */
+	int direct_fd;		/* O_DIRECT descriptor; -1 where there is none */
+	void *state;		/* the implementation's own */
+};
+
+extern const struct object_ops object_file_ops;
+extern const struct object_ops object_synth_ops;
+
+int object_residency(struct pen_object *object, uint64_t offset, uint64_t length,
+		     uint64_t *resident, struct pen_error *err);
+int object_unchanged(struct pen_object *object, struct pen_error *err);
+int object_uncache(struct pen_object *object, struct pen_error *err);
+
+/* How residency is asked on this machine: "cachestat", "mincore". */
+const char *object_residency_method(void);
+
+#endif

@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A file as an object. For reading it has two descriptors, one buffered and one O_DIRECT where the
+ * file system allows. For writing, the bytes go to a file beside the target that has no name yet:
+ *
+ *   open: O_TMPFILE, space reserved
+ *   commit: flushed -> given a temporary name -> renamed over the target -> directory flushed
+ *   close without commit: the kernel frees the unnamed file, also after kill -9
+ *
+ * Where O_TMPFILE is not to be had the file has its temporary name from the start, and close
+ * removes it.
+ *
+ * Invariants
+ *   1. The target's bytes, mode, owner and name do not change before commit's rename, and an
+ *      error before the rename leaves the target as it was.
+ *   2. The descriptors refer to the same file until close.
+ *   3. Things that are not regular files (devices, pipes' cousins like /dev/null) are written in
+ *      place: there is nothing to rename.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "io/object.h"
+#include "sys/os.h"
+
+/* Direct writes keep to whole pages, so that no page is shared with buffered edges. */
+#define WRITE_ALIGN 4096u
+
+struct file_state {
+	struct stat opened;		/* as it was at open */
+	char target[PATH_MAX];		/* what commit replaces; links resolved */
+	char directory[PATH_MAX];
+	char temporary[PATH_MAX + 32];	/* "" while the file has no name */
+	bool in_place;
+	bool created;			/* in place, and the file is new: removed if never committed */
+};
+
+static int fail(struct pen_object *object, int rc, const char *operation, struct pen_error *err)
+{
+	error_sys(err, rc, operation, object->name, -1);
+	switch (rc) {
+	case -ENOENT:
+		error_hint(err, object->mode == PEN_READ ? "Check the path"
+							  : "Create the directory first");
+		break;
+	case -EACCES:
+	case -EPERM:
+		error_hint(err, "Check the permissions of the file and its directory");
+		break;
+	case -ENOSPC:
+	case -EDQUOT:
+		error_hint(err, "Free some space; the target was left as it was");
+		break;
+	case -EROFS:
+		error_hint(err, "The file system is mounted read-only; write elsewhere");
+		break;
+	case -EMFILE:
+		error_hint(err, "Raise the limit of open files (ulimit -n)");
+		break;
+	}
+	return rc;
+}
+
+static void describe(struct pen_object *object, const struct stat *st)
+{
+	struct object_info *info = &object->info;
+
+	if (os_filesystem(object->fd, info->filesystem, sizeof(info->filesystem)))
+		text_copy(info->filesystem, sizeof(info->filesystem), "unknown");
+	/* The device number is the store: one disk, one mount, one knee. */
+	snprintf(info->store, sizeof(info->store), "%s %u:%u", info->filesystem,
+		 major(st->st_dev), minor(st->st_dev));
+	info->has_residency = S_ISREG(st->st_mode);
+}
+
+/* Open the O_DIRECT descriptor and learn its alignment; where that fails, keep the reason. */
+static void open_direct(struct pen_object *object, int flags)
+{
+	struct object_info *info = &object->info;
+	uint32_t memory = 0, offset = 0;
+	char self[64];
+	int fd, rc;
+
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", object->fd);
+	fd = os_open(self, flags | O_DIRECT, 0);
+	if (fd < 0) {
+		char buffer[128];
+
+		snprintf(info->no_direct, sizeof(info->no_direct), "%s refuses O_DIRECT: %s",
+			 info->filesystem, strerror_r(-fd, buffer, sizeof(buffer)));
+		return;
+	}
+	rc = os_direct_alignment(fd, &memory, &offset);
+	if (!rc && !offset) {
+		snprintf(info->no_direct, sizeof(info->no_direct),
+			 "%s cannot do direct I/O on this file", info->filesystem);
+		os_close(fd);
+		return;
+	}
+	/* Kernels before 6.1 do not say; 4096 satisfies every device. */
+	if (rc)
+		memory = offset = 4096;
+	object->direct_fd = fd;
+	info->memory_align = memory;
+	info->offset_align = object->mode == PEN_READ || offset > WRITE_ALIGN ? offset : WRITE_ALIGN;
+}
+
+static int check_kind(struct pen_object *object, const struct stat *st, struct pen_error *err)
+{
+	if (S_ISDIR(st->st_mode)) {
+		error_sys(err, -EISDIR, "open", object->name, -1);
+		error_hint(err, "Name a file in it");
+		return -EISDIR;
+	}
+	if (S_ISFIFO(st->st_mode) || S_ISSOCK(st->st_mode)) {
+		error_set(err, -ESPIPE, "open", object->name, -1,
+			  "a pipe or socket cannot be read or written at offsets");
+		error_hint(err, "Use a regular file");
+		return -ESPIPE;
+	}
+	return 0;
+}
+
+static int open_for_reading(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int rc = os_open(object->name, O_RDONLY | O_NONBLOCK, 0);
+
+	if (rc < 0)
+		return fail(object, rc, "open", err);
+	object->fd = rc;
+	rc = os_fstat(object->fd, &state->opened);
+	if (rc)
+		return fail(object, rc, "stat", err);
+	rc = check_kind(object, &state->opened, err);
+	if (rc)
+		return rc;
+	object->info.size = (uint64_t)state->opened.st_size;
+	if (S_ISBLK(state->opened.st_mode)) {
+		off_t end = lseek(object->fd, 0, SEEK_END);
+		object->info.size = end > 0 ? (uint64_t)end : 0;
+	}
+	describe(object, &state->opened);
+	open_direct(object, O_RDONLY);
+	return 0;
+}
+
+/* Split the resolved target into directory and temporary name. */
+static void name_temporary(struct file_state *state, const char **base)
+{
+	static atomic_uint counter;
+	const char *slash = strrchr(state->target, '/');
+
+	*base = slash ? slash + 1 : state->target;
+	if (!slash)
+		strcpy(state->directory, ".");
+	else if (slash == state->target)
+		strcpy(state->directory, "/");
+	else
+		snprintf(state->directory, sizeof(state->directory), "%.*s",
+			 (int)(slash - state->target), state->target);
+	/* Long names are cut so that ours stays within NAME_MAX. */
+	snprintf(state->temporary, sizeof(state->temporary), "%s/.%.200s.penstock-%d-%u",
+		 state->directory, *base, getpid(), atomic_fetch_add(&counter, 1));
+}
+
+static int open_beside(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	const char *base;
+	int fd;
+
+	name_temporary(state, &base);
+	fd = os_open(state->directory, O_TMPFILE | O_RDWR, 0666);
+	if (fd >= 0)
+		state->temporary[0] = 0;
+	else if (fd == -EOPNOTSUPP || fd == -EISDIR || fd == -EINVAL)
+		fd = os_open(state->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
+	if (fd < 0) {
+		state->temporary[0] = 0;
+		return fail(object, fd, "create a file beside", err);
+	}
+	object->fd = fd;
+	return 0;
+}
+
+static int open_in_place(struct pen_object *object, bool exists, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int fd = os_open(state->target, O_RDWR | O_CREAT | (exists ? 0 : O_EXCL), 0666);
+
+	if (fd == -EACCES && exists)
+		fd = os_open(state->target, O_WRONLY, 0);
+	if (fd < 0)
+		return fail(object, fd, "open for writing", err);
+	object->fd = fd;
+	state->in_place = true;
+	state->created = !exists;
+	return 0;
+}
+
+/* Reserve the space now: a full disk shows before the first byte, not after the last. */
+static int reserve(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	uint64_t size = object->info.size;
+	struct stat st;
+	int rc = os_fstat(object->fd, &st);
+
+	if (rc)
+		return fail(object, rc, "stat", err);
+	if (!S_ISREG(st.st_mode) || !size)
+		return 0;
+	if (state->in_place && !state->created && (uint64_t)st.st_size >= size)
+		return 0;
+	rc = os_fallocate(object->fd, size);
+	if (rc == -EOPNOTSUPP || rc == -ENOSYS)
+		rc = os_truncate(object->fd, size);
+	return rc ? fail(object, rc, "reserve space for", err) : 0;
+}
+
+static int open_for_writing(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	struct stat st;
+	bool exists;
+	int rc = os_stat(object->name, &state->opened);
+
+	exists = !rc;
+	if (rc && rc != -ENOENT)
+		return fail(object, rc, "stat", err);
+	if (exists) {
+		rc = check_kind(object, &state->opened, err);
+		if (rc)
+			return rc;
+		/* Through links to the file itself: a link stays a link. */
+		rc = os_realpath(object->name, state->target);
+		if (rc)
+			return fail(object, rc, "resolve", err);
+	} else {
+		size_t length = strlen(object->name);
+
+		if (length >= sizeof(state->target))
+			return fail(object, -ENAMETOOLONG, "create", err);
+		if (object->name[length - 1] == '/')
+			return fail(object, -EISDIR, "create", err);
+		strcpy(state->target, object->name);
+	}
+	if (object->mode == PEN_WRITE_IN_PLACE || (exists && !S_ISREG(state->opened.st_mode)))
+		rc = open_in_place(object, exists, err);
+	else if (exists && access(state->target, W_OK) < 0 && errno == EROFS)
+		rc = fail(object, -EROFS, "replace", err);
+	else
+		rc = open_beside(object, err);
+	if (rc)
+		return rc;
+	rc = reserve(object, err);
+	if (rc)
+		return rc;
+	rc = os_fstat(object->fd, &st);
+	if (rc)
+		return fail(object, rc, "stat", err);
+	describe(object, &st);
+	if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode))
+		open_direct(object, O_WRONLY);
+	else
+		text_copy(object->info.no_direct, sizeof(object->info.no_direct),
+			  "it is a character device");
+	return 0;
+}
+
+static void file_close(struct pen_object *object)
+{
+	struct file_state *state = object->state;
+
+	if (!object->committed) {
+		if (state->temporary[0])
+			os_unlink(state->temporary);
+		if (state->created)
+			os_unlink(state->target);
+	}
+	if (object->direct_fd >= 0)
+		os_close(object->direct_fd);
+	if (object->fd >= 0)
+		os_close(object->fd);
+	free(state);
+}
+
+static int file_open(struct pen_object *object, struct pen_error *err)
+{
+	int rc;
+
+	object->state = os_calloc(1, sizeof(struct file_state));
+	if (!object->state)
+		return error_sys(err, -ENOMEM, "open", object->name, -1);
+	rc = object->mode == PEN_READ ? open_for_reading(object, err)
+				      : open_for_writing(object, err);
+	if (rc)
+		file_close(object);
+	return rc;
+}
+
+/* Tried in this order; the first that works is kept. Writing it twice does no harm. */
+static _Atomic(int (*)(int, uint64_t, uint64_t, uint64_t *)) residency_method;
+
+static int choose_residency(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
+{
+	int rc = os_cachestat(fd, offset, length, pages);
+
+	/* ENOSYS: an old kernel. EPERM, EACCES: a sandbox. EOPNOTSUPP: hugetlbfs. */
+	if (!rc) {
+		residency_method = os_cachestat;
+		return 0;
+	}
+	rc = os_mincore(fd, offset, length, pages);
+	if (!rc)
+		residency_method = os_mincore;
+	return rc;
+}
+
+const char *object_residency_method(void)
+{
+	return !residency_method		   ? "none"
+	       : residency_method == os_cachestat ? "cachestat"
+						   : "mincore";
+}
+
+static int file_residency(struct pen_object *object, uint64_t offset, uint64_t length,
+			  uint64_t *resident, struct pen_error *err)
+{
+	int (*ask)(int, uint64_t, uint64_t, uint64_t *) = residency_method;
+	uint64_t pages = 0, bytes;
+	int rc = (ask ? ask : choose_residency)(object->fd, offset, length, &pages);
+
+	if (rc)
+		return fail(object, rc, "ask for the page cache of", err);
+	bytes = pages * os_page_size();
+	*resident = bytes < length ? bytes : length;
+	return 0;
+}
+
+static int file_unchanged(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	struct stat now;
+	int rc;
+
+	if (object->mode != PEN_READ || !S_ISREG(state->opened.st_mode))
+		return 0;
+	rc = os_fstat(object->fd, &now);
+	if (rc)
+		return fail(object, rc, "stat", err);
+	if (now.st_size != state->opened.st_size) {
+		error_set(err, -ESTALE, "read", object->name, -1,
+			  "it %s from %lld to %lld bytes while it was read",
+			  now.st_size < state->opened.st_size ? "shrank" : "grew",
+			  (long long)state->opened.st_size, (long long)now.st_size);
+	} else if (now.st_mtim.tv_sec != state->opened.st_mtim.tv_sec ||
+		   now.st_mtim.tv_nsec != state->opened.st_mtim.tv_nsec) {
+		error_set(err, -ESTALE, "read", object->name, -1,
+			  "it was written to while it was read");
+	} else {
+		return 0;
+	}
+	error_hint(err, "Read it again when nothing writes to it");
+	return -ESTALE;
+}
+
+static int file_uncache(struct pen_object *object, struct pen_error *err)
+{
+	int rc;
+
+	/* Dirty pages do not go away. */
+	if (object->mode != PEN_READ && !object->committed) {
+		rc = os_fdatasync(object->fd);
+		if (rc)
+			return fail(object, rc, "flush", err);
+	}
+	rc = os_uncache(object->fd);
+	return rc ? fail(object, rc, "drop from the page cache", err) : 0;
+}
+
+static int flush_directory(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int fd = os_open(state->directory, O_RDONLY | O_DIRECTORY, 0), rc;
+
+	if (fd < 0)
+		return fail(object, fd, "open the directory of", err);
+	rc = os_fsync(fd);
+	os_close(fd);
+	/* Some file systems have no notion of it. */
+	if (rc == -EINVAL || rc == -EROFS)
+		rc = 0;
+	return rc ? fail(object, rc, "flush the directory of", err) : 0;
+}
+
+/* What the file it replaces had: mode and, where we may, owner. */
+static int inherit(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	struct stat old, new;
+	int rc = os_stat(state->target, &old);
+
+	if (rc)
+		return rc == -ENOENT ? 0 : fail(object, rc, "stat", err);
+	rc = os_fstat(object->fd, &new);
+	if (rc)
+		return fail(object, rc, "stat", err);
+	if (old.st_uid != new.st_uid || old.st_gid != new.st_gid) {
+		rc = os_chown(object->fd, old.st_uid, old.st_gid);
+		/* Not ours to give away; keep the group at least. */
+		if (rc == -EPERM)
+			rc = os_chown(object->fd, (uid_t)-1, old.st_gid);
+		if (rc && rc != -EPERM)
+			return fail(object, rc, "keep the owner of", err);
+	}
+	/* After chown, which clears set-id bits. */
+	rc = os_chmod(object->fd, old.st_mode & 07777);
+	return rc ? fail(object, rc, "keep the mode of", err) : 0;
+}
+
+static int publish(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	const char *base;
+	int rc;
+
+	if (!state->temporary[0]) {
+		name_temporary(state, &base);
+		rc = os_link_fd(object->fd, state->temporary);
+		if (rc) {
+			state->temporary[0] = 0;
+			return fail(object, rc, "name a file beside", err);
+		}
+	}
+	rc = os_rename(state->temporary, state->target);
+	if (rc)
+		return fail(object, rc, "rename into place", err);
+	state->temporary[0] = 0;
+	return 0;
+}
+
+static int file_commit(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	const char *base;
+	int rc = 0;
+
+	if (!state->in_place)
+		rc = inherit(object, err);
+	if (rc)
+		return rc;
+	rc = os_fdatasync(object->fd);
+	/* A character device has nothing to flush. */
+	if (rc == -EINVAL && state->in_place && !S_ISREG(state->opened.st_mode))
+		rc = 0;
+	if (rc)
+		return fail(object, rc, "flush", err);
+	if (!state->in_place) {
+		rc = publish(object, err);
+	} else if (state->created) {
+		name_temporary(state, &base);
+		state->temporary[0] = 0;
+		state->created = false;
+	} else {
+		return 0;
+	}
+	return rc ? rc : flush_directory(object, err);
+}
+
+const struct object_ops object_file_ops = {
+	.kind = "file",
+	.open = file_open,
+	.residency = file_residency,
+	.unchanged = file_unchanged,
+	.uncache = file_uncache,
+	.commit = file_commit,
+	.close = file_close,
+};

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+/* null: and pattern:SIZE[,latency=TIME][,rate=BYTES][,knee=BYTES]; see synth.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "io/synth.h"
+#include "sys/os.h"
+
+static int parse_term(struct synth *synth, const char *term, const char *value)
+{
+	if (!strcmp(term, "latency"))
+		return text_to_nanoseconds(value, &synth->latency_ns);
+	if (!strcmp(term, "rate"))
+		return text_to_size(value, &synth->rate);
+	if (!strcmp(term, "knee"))
+		return text_to_size(value, &synth->knee);
+	return -EINVAL;
+}
+
+static int parse(struct pen_object *object, struct synth *synth)
+{
+	char text[256], *rest, *word, *value;
+	uint64_t size = UINT64_MAX;
+	bool first = true;
+
+	if (strlen(object->name) >= sizeof(text))
+		return -EINVAL;
+	strcpy(text, object->name);
+	rest = strchr(text, ':') + 1;
+	while ((word = strsep(&rest, ",")) != NULL) {
+		value = strchr(word, '=');
+		if (first && synth->pattern) {
+			if (text_to_size(word, &size) || size > INT64_MAX)
+				return -EINVAL;
+		} else if (value) {
+			*value = 0;
+			if (parse_term(synth, word, value + 1))
+				return -EINVAL;
+		} else if (!first || word[0]) {
+			return -EINVAL;
+		}
+		first = false;
+	}
+	if (synth->pattern || object->mode == PEN_READ)
+		object->info.size = size;
+	return 0;
+}
+
+static int synth_open(struct pen_object *object, struct pen_error *err)
+{
+	struct synth *synth = os_calloc(1, sizeof(*synth));
+
+	if (!synth)
+		return error_sys(err, -ENOMEM, "open", object->name, -1);
+	synth->pattern = object->name[0] == 'p';
+	if (parse(object, synth)) {
+		free(synth);
+		error_set(err, -EINVAL, "open", object->name, -1, "it cannot be understood");
+		error_hint(err, "Write null: or pattern:SIZE, then any of ,latency=TIME ,rate=SIZE "
+				",knee=SIZE, as in pattern:1G,latency=5ms,rate=2G");
+		return -EINVAL;
+	}
+	object->state = synth;
+	object->info.synthetic = true;
+	text_copy(object->info.filesystem, sizeof(object->info.filesystem), "synthetic");
+	text_copy_end(object->info.store, sizeof(object->info.store), object->name);
+	text_copy(object->info.no_direct, sizeof(object->info.no_direct), "it is made up in memory");
+	return 0;
+}
+
+static int synth_residency(struct pen_object *object, uint64_t offset, uint64_t length,
+			   uint64_t *resident, struct pen_error *err)
+{
+	(void)object;
+	(void)offset;
+	(void)length;
+	(void)err;
+	*resident = 0;
+	return 0;
+}
+
+/* It never changes, is never cached and needs no commit. */
+static int synth_nothing(struct pen_object *object, struct pen_error *err)
+{
+	(void)object;
+	(void)err;
+	return 0;
+}
+
+static void synth_close(struct pen_object *object)
+{
+	free(object->state);
+}
+
+const struct object_ops object_synth_ops = {
+	.kind = "synthetic",
+	.open = synth_open,
+	.residency = synth_residency,
+	.unchanged = synth_nothing,
+	.uncache = synth_nothing,
+	.commit = synth_nothing,
+	.close = synth_close,
+};

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The devices of this process: found by name, shared, counted; and the one wrapper around the
+ * table that checks its contract.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "mem/device.h"
+#include "mem/ring.h"
+#include "sys/os.h"
+
+#define GPU_INDEX_MAX 255
+
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pen_device *registry;	/* guarded by registry_lock */
+
+/* "host", "host:" or "cuda:N"; "cuda" alone is cuda:0. */
+static int parse_name(const char *name, const struct device_ops **ops, int *index,
+		      struct pen_error *err)
+{
+	uint64_t number = 0;
+
+	if (!strcmp(name, "host") || !strcmp(name, "host:")) {
+		*ops = &device_host_ops;
+		*index = -1;
+		return 0;
+	}
+	if (!strcmp(name, "cuda") ||
+	    (!strncmp(name, "cuda:", 5) && !text_to_number(name + 5, GPU_INDEX_MAX, &number))) {
+		*ops = &device_cuda_ops;
+		*index = (int)number;
+		return 0;
+	}
+	error_set(err, -EINVAL, "open device", name, -1, "there is no device of this name");
+	error_hint(err, "Devices are host and cuda:N, N from 0");
+	return -EINVAL;
+}
+
+static int open_locked(const struct device_ops *ops, int index, struct pen_device **device,
+		       struct pen_error *err)
+{
+	struct pen_device *found;
+	int rc;
+
+	for (found = registry; found; found = found->next)
+		if (found->ops == ops && found->index == index) {
+			found->users++;
+			*device = found;
+			return 0;
+		}
+	found = os_calloc(1, sizeof(*found));
+	if (!found)
+		return error_sys(err, -ENOMEM, "open device", ops->kind, -1);
+	found->ops = ops;
+	found->index = index;
+	found->node = -1;
+	found->users = 1;
+	if (index < 0)
+		text_copy(found->name, sizeof(found->name), ops->kind);
+	else
+		snprintf(found->name, sizeof(found->name), "%s:%d", ops->kind, index);
+	rc = ops->open(found, err);
+	if (rc) {
+		free(found);
+		return rc;
+	}
+	found->next = registry;
+	registry = found;
+	*device = found;
+	return 0;
+}
+
+int pen_device_open(const char *name, struct pen_device **device, struct pen_error *err)
+{
+	const struct device_ops *ops;
+	int index, rc;
+
+	error_clear(err);
+	*device = NULL;
+	rc = parse_name(name, &ops, &index, err);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&registry_lock);
+	rc = open_locked(ops, index, device, err);
+	pthread_mutex_unlock(&registry_lock);
+	return rc;
+}
+
+void pen_device_close(struct pen_device *device)
+{
+	if (!device)
+		return;
+	pthread_mutex_lock(&registry_lock);
+	assert(device->users);
+	if (--device->users == 0) {
+		struct pen_device **link = &registry;
+
+		while (*link != device)
+			link = &(*link)->next;
+		*link = device->next;
+		piece_trim(device);
+		device->ops->close(device);
+		free(device);
+	}
+	pthread_mutex_unlock(&registry_lock);
+}
+
+const char *pen_device_name(const struct pen_device *device)
+{
+	return device->name;
+}
+
+int pen_device_ready(struct pen_device *device, struct pen_error *err)
+{
+	error_clear(err);
+	return device->ops->ready(device, err);
+}
+
+int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory, struct pen_error *err)
+{
+	int rc;
+
+	error_clear(err);
+	*memory = NULL;
+	rc = device->ops->alloc(device, size ? size : 1, memory, err);
+	assert(rc <= 0 && (rc || *memory));
+	return rc;
+}
+
+int pen_device_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err)
+{
+	error_clear(err);
+	return memory ? device->ops->free(device, memory, size ? size : 1, err) : 0;
+}
+
+int pen_device_get(struct pen_device *device, void *host, const void *memory, uint64_t size,
+		   struct pen_error *err)
+{
+	error_clear(err);
+	return size ? device->ops->get(device, host, memory, size, err) : 0;
+}
+
+int pen_device_put(struct pen_device *device, void *memory, const void *host, uint64_t size,
+		   struct pen_error *err)
+{
+	error_clear(err);
+	return size ? device->ops->put(device, memory, host, size, err) : 0;
+}
+
+int device_poll_ready(struct pen_device *device, struct pen_error *err)
+{
+	int rc = device->ops->poll_ready(device, err);
+
+	assert(rc <= 0);
+	return rc;
+}
+
+int device_enter(struct pen_device *device, struct pen_error *err)
+{
+	return device->ops->enter(device, err);
+}
+
+int device_pin(struct pen_device *device, void *host, size_t size, bool read_only,
+	       struct pen_error *err)
+{
+	assert(host && size);
+	return device->ops->pin(device, host, size, read_only, err);
+}
+
+int device_unpin(struct pen_device *device, void *host, struct pen_error *err)
+{
+	return device->ops->unpin(device, host, err);
+}
+
+int device_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+		       struct pen_error *err)
+{
+	return device->ops->stream_open(device, after, stream, err);
+}
+
+void device_stream_close(struct pen_device *device, struct device_stream *stream)
+{
+	device->ops->stream_close(device, stream);
+}
+
+int device_fence_open(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
+{
+	return device->ops->fence_open(device, fence, err);
+}
+
+void device_fence_close(struct pen_device *device, struct device_fence *fence)
+{
+	device->ops->fence_close(device, fence);
+}
+
+int device_copy(struct pen_device *device, struct device_stream *stream,
+		const struct device_copy *copy, struct pen_error *err)
+{
+	assert(copy->width && copy->rows && copy->memory && copy->host);
+	assert(copy->rows == 1 ||
+	       (copy->memory_pitch >= copy->width && copy->host_pitch >= copy->width));
+	return device->ops->copy(device, stream, copy, err);
+}
+
+int device_mark(struct pen_device *device, struct device_stream *stream,
+		struct device_fence *fence, struct pen_error *err)
+{
+	return device->ops->mark(device, stream, fence, err);
+}
+
+int device_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
+{
+	int rc = device->ops->poll(device, fence, err);
+
+	assert(rc <= 0);
+	return rc;
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef MEM_DEVICE_H
+#define MEM_DEVICE_H
+/*
+ * A device is where bytes land: host memory, or one GPU. Code above calls the device_*() wrappers
+ * only; they check the contract both ways. The table behind them has every slot filled.
+ *
+ * Invariants
+ *   1. Nothing here blocks except ready(), alloc(), free(), get(), put(), stream_close().
+ *   2. copy() and mark() are in the order of their stream; a fence that has passed means that
+ *      all copies before it are complete and the host memory they used is free again.
+ *   3. There is one pen_device per name in the process, counted; so "pinned by this device" is
+ *      well defined.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "penstock.h"
+
+struct pen_device;
+
+/* `rows` rows of `width` bytes between device memory and host memory. rows == 1: pitches unused. */
+struct device_copy {
+	unsigned char *memory;		/* device address */
+	unsigned char *host;
+	size_t width;
+	size_t rows;
+	size_t memory_pitch, host_pitch;
+	bool to_device;
+};
+
+struct device_stream {
+	void *handle;	/* CUstream, or NULL on the host */
+};
+
+struct device_fence {
+	void *handle;	/* CUevent, or NULL on the host */
+};
+
+/* Each function: 0 or a negative errno with words in err. "Lane": called by a lane's thread after
+ * enter(). "Any": called by any thread. */
+struct device_ops {
+	const char *kind;
+
+	/* Any. Start what must be started; returns soon. */
+	int (*open)(struct pen_device *device, struct pen_error *err);
+
+	/* Any. Wait until bytes can be taken, or say why never. */
+	int (*ready)(struct pen_device *device, struct pen_error *err);
+
+	/* Lane, never blocks: 0 usable, -EAGAIN not yet, else broken. */
+	int (*poll_ready)(struct pen_device *device, struct pen_error *err);
+
+	/* Lane. Make the device current for this thread; after poll_ready() gave 0. */
+	int (*enter)(struct pen_device *device, struct pen_error *err);
+
+	/* Any. */
+	int (*alloc)(struct pen_device *device, uint64_t size, void **memory, struct pen_error *err);
+	int (*free)(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err);
+	int (*get)(struct pen_device *device, void *host, const void *memory, uint64_t size,
+		   struct pen_error *err);
+	int (*put)(struct pen_device *device, void *memory, const void *host, uint64_t size,
+		   struct pen_error *err);
+
+	/* Lane. Let the device read and write this host memory by itself. A file mapping is pinned
+	 * read_only. A copy must lie inside one pinned range. */
+	int (*pin)(struct pen_device *device, void *host, size_t size, bool read_only,
+		   struct pen_error *err);
+	/* Any. */
+	int (*unpin)(struct pen_device *device, void *host, struct pen_error *err);
+
+	/* Lane. A stream orders copies. `after` is a stream of the caller's whose queued work comes
+	 * first, or NULL. stream_close waits for all that was queued, errors or not. */
+	int (*stream_open)(struct pen_device *device, void *after, struct device_stream *stream,
+			   struct pen_error *err);
+	void (*stream_close)(struct pen_device *device, struct device_stream *stream);
+
+	/* Lane. */
+	int (*fence_open)(struct pen_device *device, struct device_fence *fence,
+			  struct pen_error *err);
+	void (*fence_close)(struct pen_device *device, struct device_fence *fence);
+	int (*copy)(struct pen_device *device, struct device_stream *stream,
+		    const struct device_copy *copy, struct pen_error *err);
+	int (*mark)(struct pen_device *device, struct device_stream *stream,
+		    struct device_fence *fence, struct pen_error *err);
+	/* 0 passed, -EAGAIN not yet, else the copies before it failed. */
+	int (*poll)(struct pen_device *device, struct device_fence *fence, struct pen_error *err);
+
+	/* Any; the last user has gone. */
+	void (*close)(struct pen_device *device);
+};
+
+struct pen_device {
+	const struct device_ops *ops;
+	char name[32];		/* "host", "cuda:0" */
+	bool is_host;		/* its memory can be read and written by the CPU and by system calls */
+	bool maps;		/* can pin file mappings read-only (the mapped path) */
+	int index;		/* of the GPU; -1 on the host */
+	int node;		/* NUMA node, -1: unknown or only one */
+	unsigned int users;	/* guarded by the registry's lock in device.c */
+	void *state;		/* the implementation's own */
+	struct pen_device *next;
+};
+
+extern const struct device_ops device_host_ops;
+extern const struct device_ops device_cuda_ops;
+
+int device_poll_ready(struct pen_device *device, struct pen_error *err);
+int device_enter(struct pen_device *device, struct pen_error *err);
+int device_pin(struct pen_device *device, void *host, size_t size, bool read_only,
+	       struct pen_error *err);
+int device_unpin(struct pen_device *device, void *host, struct pen_error *err);
+int device_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+		       struct pen_error *err);
+void device_stream_close(struct pen_device *device, struct device_stream *stream);
+int device_fence_open(struct pen_device *device, struct device_fence *fence,
+		      struct pen_error *err);
+void device_fence_close(struct pen_device *device, struct device_fence *fence);
+int device_copy(struct pen_device *device, struct device_stream *stream,
+		const struct device_copy *copy, struct pen_error *err);
+int device_mark(struct pen_device *device, struct device_stream *stream,
+		struct device_fence *fence, struct pen_error *err);
+int device_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err);
+
+#endif

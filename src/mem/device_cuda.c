@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One GPU as a device, through the driver API. The primary context is retained, so it is the one
+ * torch uses. It comes up on a thread of its own while lanes read ahead:
+ *
+ *   STARTING --start_context--> READY | BROKEN      (the words of BROKEN are kept)
+ *
+ * Invariants
+ *   1. `status` is written once by the starting thread, with release; who has seen it not 0 may
+ *      read everything else without a lock.
+ *   2. Calls made for the user's thread push our context and pop it again; lanes set it for good.
+ *   3. The context is retained exactly while the device is open and READY.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "base/error.h"
+#include "mem/device.h"
+#include "sys/cuda.h"
+#include "sys/os.h"
+#include "sys/topology.h"
+
+enum { STARTING, READY, BROKEN };
+
+struct cuda_state {
+	const struct cuda_api *api;
+	cuda_device device;
+	void *context;
+	pthread_t starter;
+	pthread_mutex_t join_lock;	/* guards joined */
+	bool joined;
+	atomic_int status;
+	struct pen_error error;		/* why BROKEN */
+};
+
+static struct cuda_state *state_of(struct pen_device *device)
+{
+	return device->state;
+}
+
+static int fail(struct pen_device *device, cuda_result result, const char *operation,
+		struct pen_error *err)
+{
+	return cuda_error(state_of(device)->api, result, operation, device->name, err);
+}
+
+static int bring_up(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	const struct cuda_api *api = state->api;
+	char bus_id[32] = "";
+	cuda_result result;
+	int count = 0, maps = 0;
+
+	result = CUDA(api, cuInit, 0);
+	if (result)
+		return fail(device, result, "start the driver for", err);
+	result = CUDA(api, cuDeviceGetCount, &count);
+	if (result)
+		return fail(device, result, "count the GPUs for", err);
+	if (device->index >= count) {
+		error_set(err, -ENODEV, "open device", device->name, -1,
+			  "this machine has %d GPU%s", count, count == 1 ? "" : "s");
+		if (count)
+			error_hint(err, "Use cuda:0%s", count > 1 ? " or a higher number" : "");
+		return -ENODEV;
+	}
+	result = CUDA(api, cuDeviceGet, &state->device, device->index);
+	if (result)
+		return fail(device, result, "open", err);
+	result = CUDA(api, cuDevicePrimaryCtxRetain, &state->context, state->device);
+	if (result)
+		return fail(device, result, "create a context on", err);
+	if (!CUDA(api, cuDeviceGetAttribute, &maps, CUDA_ATTRIBUTE_READ_ONLY_REGISTER,
+		  state->device))
+		device->maps = maps != 0;
+	if (!CUDA(api, cuDeviceGetPCIBusId, bus_id, sizeof(bus_id), state->device))
+		device->node = topology_pci_node(bus_id);
+	return 0;
+}
+
+static void *start_context(void *argument)
+{
+	struct pen_device *device = argument;
+	struct cuda_state *state = state_of(device);
+	int rc = bring_up(device, &state->error);
+
+	atomic_store_explicit(&state->status, rc ? BROKEN : READY, memory_order_release);
+	return NULL;
+}
+
+static int gpu_open(struct pen_device *device, struct pen_error *err)
+{
+	const struct cuda_api *api = cuda_open(err);
+	struct cuda_state *state;
+	int rc;
+
+	if (!api)
+		return err ? err->code : -ENODEV;
+	state = os_calloc(1, sizeof(*state));
+	if (!state)
+		return error_sys(err, -ENOMEM, "open device", device->name, -1);
+	state->api = api;
+	pthread_mutex_init(&state->join_lock, NULL);
+	device->state = state;
+	rc = os_thread_start(&state->starter, start_context, device);
+	if (rc) {
+		pthread_mutex_destroy(&state->join_lock);
+		free(state);
+		return error_sys(err, rc, "start a thread for", device->name, -1);
+	}
+	return 0;
+}
+
+static int gpu_poll_ready(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+
+	switch (atomic_load_explicit(&state->status, memory_order_acquire)) {
+	case STARTING:
+		return -EAGAIN;
+	case READY:
+		return 0;
+	}
+	if (err)
+		*err = state->error;
+	return state->error.code;
+}
+
+static int gpu_ready(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+
+	pthread_mutex_lock(&state->join_lock);
+	if (!state->joined)
+		pthread_join(state->starter, NULL);
+	state->joined = true;
+	pthread_mutex_unlock(&state->join_lock);
+	return gpu_poll_ready(device, err);
+}
+
+static int gpu_enter(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	cuda_result result = CUDA(state->api, cuCtxSetCurrent, state->context);
+
+	return result ? fail(device, result, "make a context current on", err) : 0;
+}
+
+/* For the user's threads: make the context current, and put back what was. */
+static int push(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	cuda_result result;
+	int rc = gpu_ready(device, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state->api, cuCtxPushCurrent_v2, state->context);
+	return result ? fail(device, result, "make a context current on", err) : 0;
+}
+
+static void pop(struct pen_device *device)
+{
+	void *context;
+
+	state_of(device)->api->cuCtxPopCurrent_v2(&context);
+}
+
+static int gpu_alloc(struct pen_device *device, uint64_t size, void **memory,
+		     struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	cuda_pointer pointer = 0;
+	size_t free_bytes = 0, total = 0;
+	cuda_result result;
+	int rc = push(device, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state->api, cuMemAlloc_v2, &pointer, size);
+	if (result) {
+		rc = fail(device, result, "allocate memory on", err);
+		if (result == CUDA_OUT_OF_MEMORY &&
+		    !state->api->cuMemGetInfo_v2(&free_bytes, &total))
+			error_hint(err, "%llu bytes were asked for, %zu of %zu are free",
+				   (unsigned long long)size, free_bytes, total);
+	}
+	*memory = (void *)(uintptr_t)pointer;
+	pop(device);
+	return rc;
+}
+
+static int gpu_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err)
+{
+	cuda_result result;
+	int rc = push(device, err);
+
+	(void)size;
+	if (rc)
+		return rc;
+	result = CUDA(state_of(device)->api, cuMemFree_v2, (cuda_pointer)(uintptr_t)memory);
+	if (result)
+		rc = fail(device, result, "free memory on", err);
+	pop(device);
+	return rc;
+}
+
+static int gpu_get(struct pen_device *device, void *host, const void *memory, uint64_t size,
+		   struct pen_error *err)
+{
+	cuda_result result;
+	int rc = push(device, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state_of(device)->api, cuMemcpyDtoH_v2, host,
+		      (cuda_pointer)(uintptr_t)memory, size);
+	if (result)
+		rc = fail(device, result, "copy from", err);
+	pop(device);
+	return rc;
+}
+
+static int gpu_put(struct pen_device *device, void *memory, const void *host, uint64_t size,
+		   struct pen_error *err)
+{
+	cuda_result result;
+	int rc = push(device, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state_of(device)->api, cuMemcpyHtoD_v2, (cuda_pointer)(uintptr_t)memory,
+		      host, size);
+	if (result)
+		rc = fail(device, result, "copy to", err);
+	pop(device);
+	return rc;
+}
+
+static int gpu_pin(struct pen_device *device, void *host, size_t size, bool read_only,
+		   struct pen_error *err)
+{
+	unsigned int flags = CUDA_REGISTER_PORTABLE | (read_only ? CUDA_REGISTER_READ_ONLY : 0);
+	cuda_result result =
+		CUDA(state_of(device)->api, cuMemHostRegister_v2, host, size, flags);
+
+	if (!result)
+		return 0;
+	fail(device, result, "register memory with", err);
+	if (result == CUDA_OUT_OF_MEMORY)
+		error_hint(err, "Raise the limit of locked memory (ulimit -l) or lower the memory "
+				"limit");
+	return err ? err->code : -EIO;
+}
+
+static int gpu_unpin(struct pen_device *device, void *host, struct pen_error *err)
+{
+	cuda_result result;
+	/* Pooled memory is unpinned by whoever closes the device, on a thread of the user's. */
+	int rc = push(device, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state_of(device)->api, cuMemHostUnregister, host);
+	if (result)
+		rc = fail(device, result, "unregister memory from", err);
+	pop(device);
+	return rc;
+}
+
+static int gpu_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+			   struct pen_error *err)
+{
+	const struct cuda_api *api = state_of(device)->api;
+	void *event = NULL;
+	cuda_result result = CUDA(api, cuStreamCreate, &stream->handle, CUDA_STREAM_NON_BLOCKING);
+
+	if (result) {
+		stream->handle = NULL;
+		return fail(device, result, "create a stream on", err);
+	}
+	if (!after)
+		return 0;
+	result = CUDA(api, cuEventCreate, &event, CUDA_EVENT_NO_TIMING);
+	if (!result)
+		result = CUDA(api, cuEventRecord, event, after);
+	if (!result)
+		result = CUDA(api, cuStreamWaitEvent, stream->handle, event, 0);
+	/* The driver keeps an event alive until the waits on it are over. */
+	if (event)
+		api->cuEventDestroy_v2(event);
+	if (!result)
+		return 0;
+	api->cuStreamDestroy_v2(stream->handle);
+	stream->handle = NULL;
+	return fail(device, result, "order after the caller's stream on", err);
+}
+
+static void gpu_stream_close(struct pen_device *device, struct device_stream *stream)
+{
+	const struct cuda_api *api = state_of(device)->api;
+
+	if (!stream->handle)
+		return;
+	api->cuStreamSynchronize(stream->handle);
+	api->cuStreamDestroy_v2(stream->handle);
+	stream->handle = NULL;
+}
+
+static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
+			  struct pen_error *err)
+{
+	cuda_result result =
+		CUDA(state_of(device)->api, cuEventCreate, &fence->handle, CUDA_EVENT_NO_TIMING);
+
+	if (!result)
+		return 0;
+	fence->handle = NULL;
+	return fail(device, result, "create an event on", err);
+}
+
+static void gpu_fence_close(struct pen_device *device, struct device_fence *fence)
+{
+	if (fence->handle)
+		state_of(device)->api->cuEventDestroy_v2(fence->handle);
+	fence->handle = NULL;
+}
+
+static cuda_result copy_rows(const struct cuda_api *api, const struct device_copy *copy,
+			     void *stream)
+{
+	struct cuda_copy_2d rows = { .width = copy->width, .height = copy->rows };
+	cuda_pointer memory = (cuda_pointer)(uintptr_t)copy->memory;
+
+	if (copy->to_device) {
+		rows.src_type = CUDA_MEMORY_HOST;
+		rows.src_host = copy->host;
+		rows.src_pitch = copy->host_pitch;
+		rows.dst_type = CUDA_MEMORY_DEVICE;
+		rows.dst_device = memory;
+		rows.dst_pitch = copy->memory_pitch;
+	} else {
+		rows.src_type = CUDA_MEMORY_DEVICE;
+		rows.src_device = memory;
+		rows.src_pitch = copy->memory_pitch;
+		rows.dst_type = CUDA_MEMORY_HOST;
+		rows.dst_host = copy->host;
+		rows.dst_pitch = copy->host_pitch;
+	}
+	return CUDA(api, cuMemcpy2DAsync_v2, &rows, stream);
+}
+
+static int gpu_copy(struct pen_device *device, struct device_stream *stream,
+		    const struct device_copy *copy, struct pen_error *err)
+{
+	const struct cuda_api *api = state_of(device)->api;
+	cuda_pointer memory = (cuda_pointer)(uintptr_t)copy->memory;
+	cuda_result result;
+
+	if (copy->rows > 1)
+		result = copy_rows(api, copy, stream->handle);
+	else if (copy->to_device)
+		result = CUDA(api, cuMemcpyHtoDAsync_v2, memory, copy->host, copy->width,
+			      stream->handle);
+	else
+		result = CUDA(api, cuMemcpyDtoHAsync_v2, copy->host, memory, copy->width,
+			      stream->handle);
+	return result ? fail(device, result, copy->to_device ? "copy to" : "copy from", err) : 0;
+}
+
+static int gpu_mark(struct pen_device *device, struct device_stream *stream,
+		    struct device_fence *fence, struct pen_error *err)
+{
+	cuda_result result =
+		CUDA(state_of(device)->api, cuEventRecord, fence->handle, stream->handle);
+
+	return result ? fail(device, result, "record an event on", err) : 0;
+}
+
+static int gpu_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
+{
+	cuda_result result = CUDA(state_of(device)->api, cuEventQuery, fence->handle);
+
+	if (!result)
+		return 0;
+	if (result == CUDA_NOT_READY)
+		return -EAGAIN;
+	return fail(device, result, "finish a copy on", err);
+}
+
+static void gpu_close(struct pen_device *device)
+{
+	struct cuda_state *state = state_of(device);
+
+	if (!gpu_ready(device, NULL))
+		state->api->cuDevicePrimaryCtxRelease_v2(state->device);
+	pthread_mutex_destroy(&state->join_lock);
+	free(state);
+}
+
+const struct device_ops device_cuda_ops = {
+	.kind = "cuda",
+	.open = gpu_open,
+	.ready = gpu_ready,
+	.poll_ready = gpu_poll_ready,
+	.enter = gpu_enter,
+	.alloc = gpu_alloc,
+	.free = gpu_free,
+	.get = gpu_get,
+	.put = gpu_put,
+	.pin = gpu_pin,
+	.unpin = gpu_unpin,
+	.stream_open = gpu_stream_open,
+	.stream_close = gpu_stream_close,
+	.fence_open = gpu_fence_open,
+	.fence_close = gpu_fence_close,
+	.copy = gpu_copy,
+	.mark = gpu_mark,
+	.poll = gpu_poll,
+	.close = gpu_close,
+};

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Host memory as a device. Copies happen at once, so fences have always passed; memory needs no
+ * pinning. The engine mostly reads straight into this device's memory and copies nothing.
+ */
+#include <errno.h>
+#include <string.h>
+#include "base/error.h"
+#include "mem/device.h"
+#include "sys/os.h"
+
+static int host_open(struct pen_device *device, struct pen_error *err)
+{
+	(void)err;
+	device->is_host = true;
+	return 0;
+}
+
+/* Everything that has nothing to do on the host. */
+static int host_nothing(struct pen_device *device, struct pen_error *err)
+{
+	(void)device;
+	(void)err;
+	return 0;
+}
+
+static int host_alloc(struct pen_device *device, uint64_t size, void **memory,
+		      struct pen_error *err)
+{
+	int rc = size > SIZE_MAX / 2 ? -ENOMEM : os_map_huge(size, -1, memory);
+
+	if (rc) {
+		error_sys(err, rc, "allocate memory on", device->name, -1);
+		error_hint(err, "%llu bytes were asked for", (unsigned long long)size);
+	}
+	return rc;
+}
+
+static int host_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err)
+{
+	int rc = os_unmap(memory, size);
+
+	return rc ? error_sys(err, rc, "free memory on", device->name, -1) : 0;
+}
+
+static int host_get(struct pen_device *device, void *host, const void *memory, uint64_t size,
+		    struct pen_error *err)
+{
+	(void)device;
+	(void)err;
+	memcpy(host, memory, size);
+	return 0;
+}
+
+static int host_put(struct pen_device *device, void *memory, const void *host, uint64_t size,
+		    struct pen_error *err)
+{
+	return host_get(device, memory, host, size, err);
+}
+
+static int host_pin(struct pen_device *device, void *host, size_t size, bool read_only,
+		    struct pen_error *err)
+{
+	(void)device;
+	(void)host;
+	(void)size;
+	(void)read_only;
+	(void)err;
+	return 0;
+}
+
+static int host_unpin(struct pen_device *device, void *host, struct pen_error *err)
+{
+	(void)device;
+	(void)host;
+	(void)err;
+	return 0;
+}
+
+static int host_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+			    struct pen_error *err)
+{
+	(void)device;
+	(void)after;
+	(void)err;
+	stream->handle = NULL;
+	return 0;
+}
+
+static void host_stream_close(struct pen_device *device, struct device_stream *stream)
+{
+	(void)device;
+	(void)stream;
+}
+
+static int host_fence_open(struct pen_device *device, struct device_fence *fence,
+			   struct pen_error *err)
+{
+	(void)device;
+	(void)err;
+	fence->handle = NULL;
+	return 0;
+}
+
+static void host_fence_close(struct pen_device *device, struct device_fence *fence)
+{
+	(void)device;
+	(void)fence;
+}
+
+static int host_copy(struct pen_device *device, struct device_stream *stream,
+		     const struct device_copy *copy, struct pen_error *err)
+{
+	(void)device;
+	(void)stream;
+	(void)err;
+	for (size_t row = 0; row < copy->rows; row++) {
+		unsigned char *memory = copy->memory + row * copy->memory_pitch;
+		unsigned char *host = copy->host + row * copy->host_pitch;
+
+		if (copy->to_device)
+			memcpy(memory, host, copy->width);
+		else
+			memcpy(host, memory, copy->width);
+	}
+	return 0;
+}
+
+static int host_mark(struct pen_device *device, struct device_stream *stream,
+		     struct device_fence *fence, struct pen_error *err)
+{
+	(void)device;
+	(void)stream;
+	(void)fence;
+	(void)err;
+	return 0;
+}
+
+static int host_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
+{
+	(void)device;
+	(void)fence;
+	(void)err;
+	return 0;
+}
+
+static void host_close(struct pen_device *device)
+{
+	(void)device;
+}
+
+const struct device_ops device_host_ops = {
+	.kind = "host",
+	.open = host_open,
+	.ready = host_nothing,
+	.poll_ready = host_nothing,
+	.enter = host_nothing,
+	.alloc = host_alloc,
+	.free = host_free,
+	.get = host_get,
+	.put = host_put,
+	.pin = host_pin,
+	.unpin = host_unpin,
+	.stream_open = host_stream_open,
+	.stream_close = host_stream_close,
+	.fence_open = host_fence_open,
+	.fence_close = host_fence_close,
+	.copy = host_copy,
+	.mark = host_mark,
+	.poll = host_poll,
+	.close = host_close,
+};

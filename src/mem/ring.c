@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT */
+/* Staging memory: the pool of pieces, and the ring of one lane; see ring.h. */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/error.h"
+#include "mem/ring.h"
+#include "sys/os.h"
+
+/* Idle pieces kept for the next job; more than the default promise of one job would be greed. */
+#define POOL_KEEP ((size_t)128 << 20)
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct piece *pool;	/* guarded by pool_lock, as is pool_bytes */
+static size_t pool_bytes;
+
+static bool budget_take(struct piece_budget *budget)
+{
+	int left = atomic_load(&budget->left), out, peak;
+
+	do {
+		if (left <= 0)
+			return false;
+	} while (!atomic_compare_exchange_weak(&budget->left, &left, left - 1));
+	out = atomic_fetch_add(&budget->out, 1) + 1;
+	peak = atomic_load(&budget->peak);
+	while (out > peak && !atomic_compare_exchange_weak(&budget->peak, &peak, out))
+		;
+	return true;
+}
+
+static void budget_put(struct piece_budget *budget)
+{
+	atomic_fetch_sub(&budget->out, 1);
+	atomic_fetch_add(&budget->left, 1);
+}
+
+/* A pooled piece that fits: one this device has pinned already, else one nobody has. */
+static struct piece *pool_find(size_t size, struct pen_device *device)
+{
+	struct piece **link, **found = NULL, *piece = NULL;
+
+	pthread_mutex_lock(&pool_lock);
+	for (link = &pool; *link; link = &(*link)->next) {
+		if ((*link)->size != size)
+			continue;
+		if ((*link)->pinned_by == device) {
+			found = link;
+			break;
+		}
+		if (!(*link)->pinned_by && !found)
+			found = link;
+	}
+	if (found) {
+		piece = *found;
+		*found = piece->next;
+		pool_bytes -= piece->size;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	return piece;
+}
+
+static void piece_free(struct piece *piece)
+{
+	if (piece->pinned_by)
+		device_unpin(piece->pinned_by, piece->memory, NULL);
+	os_unmap(piece->memory, piece->size);
+	free(piece);
+}
+
+static struct piece *piece_new(size_t size, int node)
+{
+	struct piece *piece = os_calloc(1, sizeof(*piece));
+	void *memory;
+
+	if (!piece)
+		return NULL;
+	if (os_map_huge(size, node, &memory)) {
+		free(piece);
+		return NULL;
+	}
+	piece->memory = memory;
+	piece->size = size;
+	piece->node = node;
+	/* Touched here, by the lane that will use it, so that lanes do it in parallel. */
+	for (size_t at = 0; at < size; at += os_page_size())
+		piece->memory[at] = 0;
+	return piece;
+}
+
+struct piece *piece_take(struct piece_budget *budget, struct pen_device *device, int *rc,
+			 struct pen_error *err)
+{
+	struct piece *piece;
+
+	*rc = 0;
+	if (!budget_take(budget))
+		return NULL;
+	piece = pool_find(budget->piece_size, device);
+	if (!piece)
+		piece = piece_new(budget->piece_size, device->node);
+	if (!piece) {
+		budget_put(budget);
+		*rc = error_sys(err, -ENOMEM, "allocate staging memory for", device->name, -1);
+		error_hint(err, "Lower the memory limit");
+	}
+	return piece;
+}
+
+int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err)
+{
+	int rc;
+
+	if (piece->pinned_by == device || device->is_host)
+		return 0;
+	assert(!piece->pinned_by);
+	rc = device_pin(device, piece->memory, piece->size, false, err);
+	if (!rc)
+		piece->pinned_by = device;
+	return rc;
+}
+
+void piece_put(struct piece_budget *budget, struct piece *piece)
+{
+	budget_put(budget);
+	pthread_mutex_lock(&pool_lock);
+	if (piece->size == PIECE_SIZE && pool_bytes + piece->size <= POOL_KEEP) {
+		piece->next = pool;
+		pool = piece;
+		pool_bytes += piece->size;
+		piece = NULL;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	if (piece)
+		piece_free(piece);
+}
+
+void piece_trim(struct pen_device *device)
+{
+	struct piece *idle = NULL, **link;
+
+	pthread_mutex_lock(&pool_lock);
+	for (link = &pool; *link;) {
+		struct piece *piece = *link;
+
+		if (device && piece->pinned_by != device) {
+			link = &piece->next;
+			continue;
+		}
+		*link = piece->next;
+		pool_bytes -= piece->size;
+		piece->next = idle;
+		idle = piece;
+	}
+	pthread_mutex_unlock(&pool_lock);
+	while (idle) {
+		struct piece *piece = idle;
+
+		idle = piece->next;
+		piece_free(piece);
+	}
+}
+
+static struct slot *oldest(struct ring *ring)
+{
+	return &ring->slots[ring->first & (RING_SLOTS - 1)];
+}
+
+/* Find room for `size` bytes at or after the ring's position, and move the position there. */
+static bool find_room(struct ring *ring, size_t size)
+{
+	struct slot *tail = oldest(ring);
+	unsigned int next;
+
+	if (!ring->piece_count)
+		return false;
+	if (!ring->used) {
+		ring->piece = 0;
+		ring->at = 0;
+		return size <= ring->pieces[0]->size;
+	}
+	/* Caught up with the oldest slot's piece from behind: only the bytes before it are free. */
+	if (ring->piece == tail->piece && ring->at <= tail->at)
+		return size <= tail->at - ring->at;
+	if (size <= ring->pieces[ring->piece]->size - ring->at)
+		return true;
+	next = (ring->piece + 1) % ring->piece_count;
+	if (next == tail->piece ? size > tail->at : size > ring->pieces[next]->size)
+		return false;
+	ring->piece = next;
+	ring->at = 0;
+	return true;
+}
+
+struct slot *ring_take(struct ring *ring, size_t size, enum slot_state state)
+{
+	struct slot *slot;
+
+	assert(state != SLOT_FREE);
+	if (ring->used == RING_SLOTS)
+		return NULL;
+	if (size && !find_room(ring, size))
+		return NULL;
+	slot = &ring->slots[(ring->first + ring->used) & (RING_SLOTS - 1)];
+	assert(slot->state == SLOT_FREE);
+	slot->state = state;
+	slot->size = size;
+	slot->piece = ring->piece;
+	slot->at = ring->at;
+	slot->memory = size ? ring->pieces[ring->piece]->memory + ring->at : NULL;
+	ring->at += size;
+	ring->used++;
+	return slot;
+}
+
+void ring_put(struct ring *ring, struct slot *slot)
+{
+	assert(slot->state != SLOT_FREE);
+	slot->state = SLOT_FREE;
+	while (ring->used && oldest(ring)->state == SLOT_FREE) {
+		ring->first++;
+		ring->used--;
+	}
+}
+
+bool ring_can_grow(const struct ring *ring)
+{
+	return ring->piece_count < RING_PIECES &&
+	       (!ring->piece_count || ring->piece == ring->piece_count - 1);
+}
+
+void ring_add(struct ring *ring, struct piece *piece)
+{
+	assert(ring->piece_count < RING_PIECES);
+	ring->pieces[ring->piece_count++] = piece;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef MEM_RING_H
+#define MEM_RING_H
+/*
+ * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, each
+ * registered once with the device it serves and then reused by job after job. A lane's ring is a
+ * few pieces, used in a circle: slots are handed out first come, first served, and a slot never
+ * crosses a piece, so it never straddles two registrations.
+ *
+ *   FREE --ring_take--> FILLING or COPYING (the lane says who owns it) --ring_put--> FREE
+ *
+ * Invariants
+ *   1. A slot is FREE only when the kernel and the GPU have both let go of it.
+ *   2. Memory becomes reusable in the order it was taken; a slot put early waits for its elders.
+ *   3. When a ring is empty it starts again at its first byte, so light use stays in cache.
+ *   4. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "mem/device.h"
+
+#define PIECE_SIZE ((size_t)4 << 20)
+
+struct piece {
+	unsigned char *memory;
+	size_t size;
+	int node;			/* wished NUMA node */
+	struct pen_device *pinned_by;	/* NULL: not registered yet */
+	struct piece *next;		/* in the pool */
+};
+
+/* What a job may still take; shared by its lanes. */
+struct piece_budget {
+	atomic_int left;		/* pieces */
+	atomic_int out, peak;		/* pieces held now, and most ever */
+	size_t piece_size;
+};
+
+/* A piece within the budget, from the pool or new, touched; NULL with *rc 0 where the budget is
+ * spent, NULL with a negative errno where memory is. */
+struct piece *piece_take(struct piece_budget *budget, struct pen_device *device, int *rc,
+			 struct pen_error *err);
+/* Register it with the device if it is not yet. Lane's thread, after device_enter(). */
+int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err);
+void piece_put(struct piece_budget *budget, struct piece *piece);
+/* Free the idle pieces that `device` pinned; NULL: all. */
+void piece_trim(struct pen_device *device);
+
+enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_COPYING };
+
+struct slot {
+	enum slot_state state;
+	unsigned char *memory;		/* NULL: the slot needs no ring memory (placed, lent) */
+	unsigned int piece;		/* index in the ring */
+	size_t at, size;		/* place in the piece */
+};
+
+#define RING_SLOTS 64	/* power of two */
+#define RING_PIECES 64
+
+struct ring {
+	struct piece *pieces[RING_PIECES];
+	unsigned int piece_count;
+	struct slot slots[RING_SLOTS];	/* a circle: `used` slots from `first` */
+	unsigned int first, used;
+	unsigned int piece;		/* where the next slot goes, if there is room */
+	size_t at;
+};
+
+/* A slot of `size` bytes (0: only the bookkeeping), in `state`; NULL where there is no room now. */
+struct slot *ring_take(struct ring *ring, size_t size, enum slot_state state);
+void ring_put(struct ring *ring, struct slot *slot);
+
+/* Would one more piece give room at once? */
+bool ring_can_grow(const struct ring *ring);
+void ring_add(struct ring *ring, struct piece *piece);
+
+#endif

@@ -1,0 +1,837 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuFile behind one table: loading it, its driver, its errors in words, and the registrations
+ * that it allows only once per process. See cufile.h.
+ *
+ * Invariants
+ *   1. cuFileDriverOpen is called only from cufile_open(), and not again while it is open. A
+ *      refusal by the library is remembered, since asking costs as much as succeeding.
+ *   2. A descriptor or an address is registered while, and only while, its `users` is not 0.
+ *   3. `lock` guards everything static here except `api`, `facts` and `library`, which do not
+ *      change while anybody is between cufile_open() and cufile_close().
+ *   4. The library is never unloaded: it has threads and exit handlers of its own.
+ */
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/sysmacros.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "sys/cufile.h"
+#include "sys/fault.h"
+#include "sys/os.h"
+
+/* CUfileError_t, returned by value. */
+struct status {
+	int code;	/* 0, or 5000 + n */
+	int cuda;	/* CUresult, where code is 5011 */
+};
+
+/* CUfileDescr_t */
+struct descriptor {
+	int type;
+	union {
+		int fd;
+		void *handle;
+	} file;
+	const void *operations;
+};
+
+/* CUfileDrvProps_t */
+struct properties {
+	unsigned int nvfs_major, nvfs_minor;
+	size_t poll_threshold_kb, direct_max_kb;
+	unsigned int stores, control;
+	unsigned int features;
+	unsigned int cache_max_kb, cache_buffer_kb, pinned_max_kb;
+	unsigned int batch_max, batch_timeout_ms;
+};
+
+_Static_assert(sizeof(struct status) == 8, "CUfileError_t");
+_Static_assert(sizeof(struct descriptor) == 24, "CUfileDescr_t");
+_Static_assert(sizeof(struct properties) == 56, "CUfileDrvProps_t");
+_Static_assert(sizeof(struct cufile_batch_entry) == 64, "CUfileIOParams_t");
+_Static_assert(sizeof(struct cufile_batch_event) == 24, "CUfileIOEvents_t");
+_Static_assert(sizeof(off_t) == 8, "the library's off_t");
+
+enum {
+	TYPE_FD = 1,			/* CU_FILE_HANDLE_TYPE_OPAQUE_FD */
+	STORE_LUSTRE = 0,
+	STORE_WEKA = 1,
+	STORE_NFS = 2,
+	STORE_GPFS = 3,
+	STORE_NVME = 4,
+	STORE_NVMEOF = 5,
+	STORE_SCSI = 6,
+	STORE_BEEGFS = 9,
+	STORE_NVME_P2P = 11,		/* up to 1.14; later FEATURE_P2P says it */
+	STORE_VIRTIOFS = 13,
+	FEATURE_P2P = 4,
+	/* Every offset and size is known when the call is queued: the library may look then. */
+	STREAM_FIXED = 1 | 2 | 4,
+
+	FILES_MAX = 1024,
+	MEMORIES_MAX = 256,
+};
+
+struct api {
+	struct status (*cuFileDriverOpen)(void);
+	struct status (*cuFileDriverClose_v2)(void);
+	struct status (*cuFileDriverGetProperties)(struct properties *);
+	struct status (*cuFileHandleRegister)(void **, struct descriptor *);
+	void (*cuFileHandleDeregister)(void *);
+	ssize_t (*cuFileRead)(void *, void *, size_t, off_t, off_t);
+	ssize_t (*cuFileWrite)(void *, const void *, size_t, off_t, off_t);
+	/* From here on NULL where the library is too old. */
+	struct status (*cuFileBufRegister)(const void *, size_t, int);
+	struct status (*cuFileBufDeregister)(const void *);
+	struct status (*cuFileGetVersion)(int *);
+	struct status (*cuFileStreamRegister)(void *, unsigned int);
+	struct status (*cuFileStreamDeregister)(void *);
+	struct status (*cuFileReadAsync)(void *, void *, size_t *, off_t *, off_t *, ssize_t *,
+					 void *);
+	struct status (*cuFileWriteAsync)(void *, void *, size_t *, off_t *, off_t *, ssize_t *,
+					  void *);
+	struct status (*cuFileBatchIOSetUp)(void **, unsigned int);
+	struct status (*cuFileBatchIOSubmit)(void *, unsigned int, struct cufile_batch_entry *,
+					     unsigned int);
+	struct status (*cuFileBatchIOGetStatus)(void *, unsigned int, unsigned int *,
+						struct cufile_batch_event *, struct timespec *);
+	struct status (*cuFileBatchIOCancel)(void *);
+	void (*cuFileBatchIODestroy)(void *);
+};
+
+#define ENTRY(name, needed) { #name, offsetof(struct api, name), needed }
+
+static const struct {
+	const char *symbol;
+	size_t field;
+	bool needed;
+} entries[] = {
+	ENTRY(cuFileDriverOpen, true),
+	ENTRY(cuFileDriverClose_v2, true),
+	ENTRY(cuFileDriverGetProperties, true),
+	ENTRY(cuFileHandleRegister, true),
+	ENTRY(cuFileHandleDeregister, true),
+	ENTRY(cuFileRead, true),
+	ENTRY(cuFileWrite, true),
+	ENTRY(cuFileBufRegister, false),
+	ENTRY(cuFileBufDeregister, false),
+	ENTRY(cuFileGetVersion, false),
+	ENTRY(cuFileStreamRegister, false),
+	ENTRY(cuFileStreamDeregister, false),
+	ENTRY(cuFileReadAsync, false),
+	ENTRY(cuFileWriteAsync, false),
+	ENTRY(cuFileBatchIOSetUp, false),
+	ENTRY(cuFileBatchIOSubmit, false),
+	ENTRY(cuFileBatchIOGetStatus, false),
+	ENTRY(cuFileBatchIOCancel, false),
+	ENTRY(cuFileBatchIODestroy, false),
+};
+
+/* Something the library lets us register once: a descriptor or an address. */
+struct registration {
+	uintptr_t key;
+	void *handle;
+	unsigned int users;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct api api;
+static struct cufile_facts facts;
+static void *library;
+static bool driver_open;
+static unsigned int users;
+static struct pen_error refusal;	/* code 0: the driver has not refused to open */
+static struct registration files[FILES_MAX];
+static struct registration memories[MEMORIES_MAX];
+
+/* ----------------------------------------------------------------------------- its errors -- */
+
+static const struct {
+	int raw, code;
+	const char *words, *hint;
+} errors[] = {
+	{ 5001, -ENODEV, "the cuFile driver is not running",
+	  "Load the nvidia-fs module, or set \"allow_compat_mode\": true in /etc/cufile.json" },
+	{ 5002, -EINVAL, "a cuFile property is not valid", NULL },
+	{ 5003, -EINVAL, "a cuFile property is out of range", NULL },
+	{ 5004, -ENODEV, "nvidia-fs and libcufile are of different versions",
+	  "Install the nvidia-fs that belongs to this CUDA release" },
+	{ 5005, -ENODEV, "the version of nvidia-fs cannot be read", "Reload the nvidia-fs module" },
+	{ 5006, -ESHUTDOWN, "the cuFile driver is shutting down", NULL },
+	{ 5007, -ENOTSUP, "cuFile does not support this platform", NULL },
+	{ 5008, -ENOTSUP, "cuFile does not support this file or its file system",
+	  "Use ext4 or XFS on NVMe, or a parallel file system with GPUDirect Storage" },
+	{ 5009, -ENOTSUP, "cuFile does not support this GPU", NULL },
+	{ 5010, -EIO, "nvidia-fs refused a request", "See dmesg and cufile.log" },
+	{ 5011, -EIO, "CUDA failed inside cuFile", NULL },
+	{ 5012, -EFAULT, "the address is not device memory", NULL },
+	{ 5013, -EFAULT, "cuFile cannot use this kind of memory",
+	  "Use memory of cudaMalloc or pen_device_alloc" },
+	{ 5014, -EFAULT, "the range runs past the end of its allocation", NULL },
+	{ 5015, -EINVAL, "the memory belongs to another CUDA context", NULL },
+	{ 5016, -ENOMEM, "more GPU memory than cuFile may pin",
+	  "Raise \"max_device_pinned_mem_size_kb\" in /etc/cufile.json" },
+	{ 5017, -EFAULT, "the range runs past the registered memory", NULL },
+	{ 5018, -ENOTSUP, "cuFile takes regular files only", NULL },
+	{ 5019, -EINVAL, "the file is open in a way that cuFile does not take",
+	  "cuFile wants O_DIRECT" },
+	{ 5020, -EINVAL, "the file is not open with O_DIRECT", NULL },
+	{ 5022, -EINVAL, "cuFile was given an invalid argument", NULL },
+	{ 5023, -EEXIST, "the memory is registered with cuFile already", NULL },
+	{ 5024, -ENOENT, "the memory is not registered with cuFile", NULL },
+	{ 5025, -EACCES, "cuFile may not open its driver or the file",
+	  "Check the rights on /dev/nvidia-fs* and on the file" },
+	{ 5026, -EALREADY, "the cuFile driver is open already", NULL },
+	{ 5027, -ENOTSUP, "cuFile cannot register the file",
+	  "cuFile needs udev's ID_FS_USAGE for this device; in a container mount /run/udev" },
+	{ 5028, -EEXIST, "the file is registered with cuFile already", NULL },
+	{ 5029, -ENODEV, "cuFile does not find the GPU", NULL },
+	{ 5030, -EIO, "cuFile failed inside", "See cufile.log" },
+	{ 5031, -EMFILE, "cuFile could not get a file descriptor",
+	  "Raise the limit of open files (ulimit -n)" },
+	{ 5033, -ENODEV, "nvidia-fs cannot be set up", "See dmesg" },
+	{ 5034, -ENOTSUP, "GPUDirect Storage is switched off for this file",
+	  "Look at the deny list in /etc/cufile.json" },
+	{ 5035, -EIO, "cuFile could not submit a batch", "See cufile.log" },
+	{ 5036, -ENOMEM, "cuFile could not pin GPU memory",
+	  "BAR1 may be full (nvidia-smi -q -d MEMORY)" },
+	{ 5037, -EBUSY, "the cuFile batch is full", NULL },
+	{ 5038, -ENOTSUP, "cuFile has no stream calls here",
+	  "Use transfer type 0 (GPU_DIRECT) or 6 (GPU_BATCH)" },
+	{ 5039, -EIO, "cuFile could not set up a batch", "See cufile.log" },
+	{ 5040, -EIO, "cuFile could not submit a batch", "See cufile.log" },
+	{ 5041, -EIO, "cuFile could not tell the state of a batch", "See cufile.log" },
+	{ 5042, -EIO, "cuFile could not cancel a batch", "See cufile.log" },
+	{ 5043, -ENOMEM, "cuFile has no memory", NULL },
+	{ 5044, -EIO, "cuFile met an I/O error", "See dmesg and cufile.log" },
+	{ 5045, -EIO, "cuFile could not register memory", "See cufile.log" },
+	{ 5047, -EINVAL, "the CUDA context is not valid for cuFile", NULL },
+	{ 5048, -EIO, "nvidia-fs failed inside", "See dmesg" },
+	{ 5049, -ENOTSUP, "batches need cuFile's compatibility mode here",
+	  "Set \"allow_compat_mode\": true in /etc/cufile.json" },
+};
+
+static int fail(struct pen_error *err, int raw, int cuda, const char *operation,
+		const char *object, int64_t offset)
+{
+	const char *words = "cuFile failed", *hint = NULL;
+	int code = -EIO;
+
+	raw = abs(raw);
+	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+		if (errors[i].raw == raw) {
+			code = errors[i].code;
+			words = errors[i].words;
+			hint = errors[i].hint;
+		}
+	if (raw == 5011)
+		error_vendor(err, code, PEN_DOMAIN_CUFILE, raw, operation, object,
+			     "%s (CUDA error %d, cuFile error %d)", words, cuda, raw);
+	else
+		error_vendor(err, code, PEN_DOMAIN_CUFILE, raw, operation, object,
+			     "%s (cuFile error %d)", words, raw);
+	if (err)
+		err->offset = offset;
+	if (hint)
+		error_hint(err, "%s", hint);
+	return code;
+}
+
+/* Ask the hook, then call; 0 or a negative errno with words. */
+#define CALL(function, arguments, operation, object, err)                                       \
+	({                                                                                      \
+		int call_rc = sys_fault(#function);                                             \
+		if (call_rc) {                                                                  \
+			call_rc = error_sys(err, -call_rc, operation, object, -1);              \
+		} else {                                                                        \
+			struct status call_status = api.function arguments;                     \
+			if (call_status.code)                                                   \
+				call_rc = fail(err, call_status.code, call_status.cuda,         \
+					       operation, object, -1);                          \
+		}                                                                               \
+		call_rc;                                                                        \
+	})
+
+static int too_old(const char *what, struct pen_error *err)
+{
+	error_set(err, -ENOTSUP, "use", what, -1, "libcufile %d.%d does not have them",
+		  facts.version / 1000, facts.version % 1000 / 10);
+	error_hint(err, "Install CUDA 12.2 or later, or use transfer type 0 (GPU_DIRECT)");
+	return -ENOTSUP;
+}
+
+/* ------------------------------------------------------------------------------- evidence -- */
+
+/* The first `size` bytes of a small file as a string; false where there is none. */
+static bool read_small(const char *root, const char *path, char *text, size_t size)
+{
+	char full[512];
+	FILE *file;
+	size_t n = 0;
+
+	snprintf(full, sizeof(full), "%s%s", root, path);
+	file = fopen(full, "re");
+	if (file) {
+		n = fread(text, 1, size - 1, file);
+		fclose(file);
+	}
+	text[n] = 0;
+	return file != NULL;
+}
+
+static bool has_entries(const char *path)
+{
+	DIR *folder = opendir(path);
+	struct dirent *entry;
+	bool found = false;
+
+	while (folder && !found && (entry = readdir(folder)))
+		found = entry->d_name[0] != '.';
+	if (folder)
+		closedir(folder);
+	return found;
+}
+
+/* The major number of the first word that looks like "580.159.03", or 0. */
+static long version_in(const char *text)
+{
+	for (; *text; text++) {
+		char *end;
+		long major;
+
+		if (!isdigit((unsigned char)*text))
+			continue;
+		major = strtol(text, &end, 10);
+		if (*end == '.' && major >= 100)
+			return major;
+		/* Skip the whole word: "x86_64" is no version. */
+		text += strcspn(text, " \t\n");
+		if (!*text)
+			break;
+	}
+	return 0;
+}
+
+/* Is "use_pci_p2pdma" true in the library's configuration, or in its environment? */
+static bool p2pdma_configured(const char *root)
+{
+	const char *env = getenv("CUFILE_USE_PCIP2PDMA"), *path = getenv("CUFILE_ENV_PATH_JSON");
+	char text[32768], *line, *rest = text;
+
+	if (env)
+		return !strcasecmp(env, "true") || !strcmp(env, "1");
+	if (!read_small(path ? "" : root, path ? path : "/etc/cufile.json", text, sizeof(text)))
+		return false;
+	while ((line = strsep(&rest, "\n"))) {
+		char *comment = strstr(line, "//"), *key;
+
+		if (comment)
+			*comment = 0;
+		key = strstr(line, "\"use_pci_p2pdma\"");
+		if (key) {
+			key += strlen("\"use_pci_p2pdma\"");
+			key += strspn(key, " \t:");
+			return !strncmp(key, "true", 4);
+		}
+	}
+	return false;
+}
+
+/* NVMe by PCI P2PDMA: why it cannot be, or NULL where it may. */
+static const char *p2pdma_missing(const char *root)
+{
+	char text[512], path[512];
+	int major = 0, minor = 0;
+
+	read_small(root, "/proc/sys/kernel/osrelease", text, sizeof(text));
+	if (sscanf(text, "%d.%d", &major, &minor) != 2 || major < 6 || (major == 6 && minor < 2))
+		return "the kernel is older than 6.2";
+	if (!read_small(root, "/proc/driver/nvidia/version", text, sizeof(text)))
+		return "no NVIDIA driver is loaded";
+	if (!strstr(text, "Open Kernel Module") || version_in(text) < 565)
+		return "the NVIDIA driver is not the open one of version 565 or later";
+	snprintf(path, sizeof(path), "%s/sys/class/nvme", root);
+	if (!has_entries(path))
+		return "there is no NVMe drive";
+	if (read_small(root, "/sys/module/nvme_core/parameters/multipath", text, sizeof(text)) &&
+	    text[0] == 'Y')
+		return "NVMe multipath is on (nvme_core.multipath=N switches it off)";
+	if (!p2pdma_configured(root))
+		return "\"use_pci_p2pdma\" is not true in /etc/cufile.json";
+	return NULL;
+}
+
+int cufile_evidence(const char *root, char *reason, size_t size)
+{
+	char path[512];
+	const char *missing;
+
+	snprintf(path, sizeof(path), "%s/proc/driver/nvidia-fs", root);
+	if (has_entries(path)) {
+		snprintf(reason, size, "nvidia-fs is loaded");
+		return 0;
+	}
+	missing = p2pdma_missing(root);
+	if (!missing) {
+		snprintf(reason, size, "NVMe by PCI P2PDMA is configured");
+		return 0;
+	}
+	snprintf(reason, size, "no GPUDirect Storage: nvidia-fs is not loaded, and PCI P2PDMA "
+		 "cannot be had: %s", missing);
+	return -ENOTSUP;
+}
+
+/* ----------------------------------------------------------------------- opening, closing -- */
+
+static int load_locked(struct pen_error *err)
+{
+	static const char *const names[] = {
+		"libcufile.so.0",
+		"/usr/local/cuda/lib64/libcufile.so.0",
+	};
+	void *found = NULL;
+	int rc;
+
+	if (library)
+		return 0;
+	rc = sys_fault("dlopen libcufile");
+	if (rc)
+		return error_sys(err, -rc, "open", "libcufile.so.0", -1);
+	for (size_t i = 0; !found && i < sizeof(names) / sizeof(names[0]); i++)
+		found = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+	if (!found) {
+		error_set(err, -ENOTSUP, "open", "libcufile.so.0", -1,
+			  "the cuFile library is not installed");
+		error_hint(err, "Install the CUDA toolkit's libcufile, or add its folder to "
+				"LD_LIBRARY_PATH");
+		return -ENOTSUP;
+	}
+	for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
+		void *symbol = dlsym(found, entries[i].symbol);
+
+		if (!symbol && entries[i].needed) {
+			error_set(err, -ENOTSUP, "open", "libcufile.so.0", -1,
+				  "the cuFile library has no %s", entries[i].symbol);
+			error_hint(err, "Install CUDA 12.2 or later");
+			dlclose(found);
+			return -ENOTSUP;
+		}
+		memcpy((char *)&api + entries[i].field, &symbol, sizeof(symbol));
+	}
+	library = found;
+	return 0;
+}
+
+/* What the machine can do does not change while the driver is open. */
+static int learn(struct pen_error *err)
+{
+	struct properties props;
+	int rc;
+
+	memset(&props, 0, sizeof(props));
+	rc = CALL(cuFileDriverGetProperties, (&props), "ask the properties of", "cuFile", err);
+	if (rc)
+		return rc;
+	memset(&facts, 0, sizeof(facts));
+	if (api.cuFileGetVersion)
+		CALL(cuFileGetVersion, (&facts.version), "ask the version of", "cuFile", NULL);
+	/* Without nvidia-fs its version is 0, whatever the other fields say. */
+	if (props.nvfs_major || props.nvfs_minor)
+		facts.stores = props.stores & ~(1u << STORE_NVME_P2P);
+	facts.p2pdma = (props.stores >> STORE_NVME_P2P & 1) || (props.features >> FEATURE_P2P & 1);
+	facts.batch_max = props.batch_max && props.batch_max < CUFILE_BATCH_MAX ?
+		props.batch_max : CUFILE_BATCH_MAX;
+	return 0;
+}
+
+static int open_driver_locked(struct pen_error *err)
+{
+	struct status status;
+	int rc = sys_fault("cuFileDriverOpen");
+
+	if (rc)
+		return error_sys(err, -rc, "open", "the cuFile driver", -1);
+	if (refusal.code) {
+		if (err)
+			*err = refusal;
+		return refusal.code;
+	}
+	status = api.cuFileDriverOpen();
+	if (status.code) {
+		rc = fail(&refusal, status.code, status.cuda, "open", "the cuFile driver", -1);
+		if (err)
+			*err = refusal;
+		return rc;
+	}
+	rc = learn(err);
+	if (rc)
+		api.cuFileDriverClose_v2();
+	else
+		driver_open = true;
+	return rc;
+}
+
+int cufile_open(struct pen_error *err)
+{
+	int rc;
+
+	pthread_mutex_lock(&lock);
+	rc = load_locked(err);
+	if (!rc && !driver_open)
+		rc = open_driver_locked(err);
+	if (!rc)
+		users++;
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+void cufile_close(void)
+{
+	pthread_mutex_lock(&lock);
+	assert(users);
+	users--;
+	pthread_mutex_unlock(&lock);
+}
+
+void cufile_trim(void)
+{
+	pthread_mutex_lock(&lock);
+	if (driver_open && !users)
+		driver_open = api.cuFileDriverClose_v2().code != 0;
+	pthread_mutex_unlock(&lock);
+}
+
+const struct cufile_facts *cufile_facts(void)
+{
+	return &facts;
+}
+
+/* --------------------------------------------------------------- which files are the real -- */
+
+enum block { BLOCK_OTHER, BLOCK_NVME, BLOCK_NVME_STRIPED, BLOCK_SCSI };
+
+/* What a block device is made of, by its name in /sys; arrays are what their members are. */
+static enum block block_kind(const char *folder, int depth)
+{
+	char path[512], real[4096];
+	enum block kind = BLOCK_OTHER;
+	struct dirent *entry;
+	DIR *members;
+
+	if (os_realpath(folder, real) < 0)
+		return BLOCK_OTHER;
+	if (strstr(real, "/nvme"))
+		return BLOCK_NVME;
+	if (strstr(real, "/block/sd"))
+		return BLOCK_SCSI;
+	snprintf(path, sizeof(path), "%s/slaves", folder);
+	members = depth ? opendir(path) : NULL;
+	while (members && (entry = readdir(members))) {
+		char member[1024];
+
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(member, sizeof(member), "/sys/class/block/%s", entry->d_name);
+		kind = block_kind(member, depth - 1);
+		if (kind == BLOCK_NVME)
+			kind = BLOCK_NVME_STRIPED;
+		if (kind != BLOCK_NVME_STRIPED)
+			break;
+	}
+	if (members)
+		closedir(members);
+	return kind;
+}
+
+static bool serves(int store)
+{
+	return facts.stores >> store & 1;
+}
+
+static bool real_on_block(int fd, char *reason, size_t size)
+{
+	char folder[64];
+	struct stat st;
+	enum block kind;
+
+	if (os_fstat(fd, &st) < 0) {
+		snprintf(reason, size, "the file's device cannot be found out");
+		return false;
+	}
+	snprintf(folder, sizeof(folder), "/sys/dev/block/%u:%u", major(st.st_dev),
+		 minor(st.st_dev));
+	kind = block_kind(folder, 3);
+	if (((kind == BLOCK_NVME || kind == BLOCK_NVME_STRIPED) &&
+	     (serves(STORE_NVME) || serves(STORE_NVMEOF))) ||
+	    (kind == BLOCK_NVME && facts.p2pdma) || (kind == BLOCK_SCSI && serves(STORE_SCSI)))
+		return true;
+	snprintf(reason, size, "cuFile would run in compatibility mode: %s",
+		 kind == BLOCK_OTHER ? "the file is not on NVMe" :
+				       "its drivers do not serve this kind of drive");
+	return false;
+}
+
+bool cufile_real(int fd, char *reason, size_t size)
+{
+	static const struct {
+		const char *name;
+		int store;
+	} networks[] = {
+		{ "nfs", STORE_NFS },	    { "lustre", STORE_LUSTRE }, { "gpfs", STORE_GPFS },
+		{ "beegfs", STORE_BEEGFS }, { "virtiofs", STORE_VIRTIOFS },
+		{ "0x18031977", STORE_WEKA },
+	};
+	char name[32] = "this file system";
+
+	if (!facts.stores && !facts.p2pdma) {
+		snprintf(reason, size, "cuFile would run in compatibility mode: it finds neither "
+			 "nvidia-fs nor PCI P2PDMA");
+		return false;
+	}
+	if (os_filesystem(fd, name, sizeof(name)) >= 0) {
+		if (!strcmp(name, "ext4") || !strcmp(name, "xfs"))
+			return real_on_block(fd, reason, size);
+		for (size_t i = 0; i < sizeof(networks) / sizeof(networks[0]); i++)
+			if (!strcmp(name, networks[i].name) && serves(networks[i].store))
+				return true;
+	}
+	snprintf(reason, size, "cuFile would run in compatibility mode: it does not serve %s here",
+		 name);
+	return false;
+}
+
+/* -------------------------------------------------------------------------- registrations -- */
+
+/* The registration of `key`, or a free place for one, or NULL. */
+static struct registration *find_locked(struct registration *all, size_t count, uintptr_t key)
+{
+	struct registration *place = NULL;
+
+	for (size_t i = 0; i < count; i++) {
+		if (all[i].users && all[i].key == key)
+			return &all[i];
+		if (!all[i].users && !place)
+			place = &all[i];
+	}
+	return place;
+}
+
+static int register_file(int fd, const char *name, void **handle, struct pen_error *err)
+{
+	struct descriptor descriptor;
+
+	memset(&descriptor, 0, sizeof(descriptor));
+	descriptor.type = TYPE_FD;
+	descriptor.file.fd = fd;
+	return CALL(cuFileHandleRegister, (handle, &descriptor), "register with cuFile", name, err);
+}
+
+int cufile_file_take(int fd, const char *name, void **file, struct pen_error *err)
+{
+	struct registration *place;
+	int rc = 0;
+
+	pthread_mutex_lock(&lock);
+	place = find_locked(files, FILES_MAX, (uintptr_t)fd);
+	if (!place)
+		rc = error_set(err, -EMFILE, "register with cuFile", name, -1,
+			       "%d files are registered already", FILES_MAX);
+	else if (!place->users)
+		rc = register_file(fd, name, &place->handle, err);
+	if (!rc) {
+		place->key = (uintptr_t)fd;
+		place->users++;
+		*file = place->handle;
+	}
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+void cufile_file_put(void *file)
+{
+	struct registration *place = files;
+
+	pthread_mutex_lock(&lock);
+	while (!place->users || place->handle != file)
+		place++;
+	if (!--place->users)
+		api.cuFileHandleDeregister(file);
+	pthread_mutex_unlock(&lock);
+}
+
+int cufile_memory_take(void *base, size_t size, struct pen_error *err)
+{
+	struct registration *place;
+	int rc = 0;
+
+	if (!api.cuFileBufRegister || !api.cuFileBufDeregister)
+		return too_old("cuFile's memory registration", err);
+	pthread_mutex_lock(&lock);
+	place = find_locked(memories, MEMORIES_MAX, (uintptr_t)base);
+	if (!place)
+		rc = error_set(err, -ENOSPC, "register with cuFile", "device memory", -1,
+			       "%d pieces are registered already", MEMORIES_MAX);
+	else if (!place->users)
+		rc = CALL(cuFileBufRegister, (base, size, 0), "register with cuFile",
+			  "device memory", err);
+	if (!rc) {
+		place->key = (uintptr_t)base;
+		place->users++;
+	}
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+void cufile_memory_put(void *base)
+{
+	struct registration *place;
+
+	pthread_mutex_lock(&lock);
+	place = find_locked(memories, MEMORIES_MAX, (uintptr_t)base);
+	assert(place && place->users);
+	if (!--place->users)
+		api.cuFileBufDeregister(base);
+	pthread_mutex_unlock(&lock);
+}
+
+/* --------------------------------------------------------------------------- moving bytes -- */
+
+static const char *verb(const struct cufile_io *io)
+{
+	return io->write ? "write with cuFile" : "read with cuFile";
+}
+
+/* Sort out what a call left in `moved`. `saved` is the errno that belongs to a plain -1. */
+static int judge(struct cufile_io *io, ssize_t moved, int saved, struct pen_error *err)
+{
+	io->moved = 0;
+	if (moved >= 0 && (size_t)moved <= io->size) {
+		io->moved = moved;
+		return 0;
+	}
+	if (moved >= 0)
+		return error_set(err, -EIO, verb(io), io->name, io->offset,
+				 "cuFile says it moved %zd of %zu bytes", moved, io->size);
+	if (moved == CUFILE_NOT_RUN)
+		return error_set(err, -EIO, verb(io), io->name, io->offset,
+				 "the GPU's stream failed before the call was executed");
+	if (moved == -1)
+		return error_sys(err, -saved, verb(io), io->name, io->offset);
+	/* Late results carry an errno or a cuFile error, both negated. */
+	if (moved > -4096)
+		return error_sys(err, (int)moved, verb(io), io->name, io->offset);
+	return fail(err, moved < INT32_MIN ? 0 : (int)moved, 0, verb(io), io->name, io->offset);
+}
+
+int cufile_move(struct cufile_io *io, struct pen_error *err)
+{
+	int rc = sys_fault(io->write ? "cuFileWrite" : "cuFileRead");
+	ssize_t moved;
+
+	if (rc)
+		return error_sys(err, -rc, verb(io), io->name, io->offset);
+	errno = 0;
+	if (io->write)
+		moved = api.cuFileWrite(io->file, io->base, io->size, io->offset, io->base_offset);
+	else
+		moved = api.cuFileRead(io->file, io->base, io->size, io->offset, io->base_offset);
+	return judge(io, moved, errno ? errno : EIO, err);
+}
+
+int cufile_stream_open(void *stream, struct pen_error *err)
+{
+	if (!api.cuFileStreamRegister || !api.cuFileStreamDeregister || !api.cuFileReadAsync ||
+	    !api.cuFileWriteAsync)
+		return too_old("cuFile's stream calls", err);
+	return CALL(cuFileStreamRegister, (stream, STREAM_FIXED), "register a stream with",
+		    "cuFile", err);
+}
+
+void cufile_stream_close(void *stream)
+{
+	api.cuFileStreamDeregister(stream);
+}
+
+int cufile_stream_move(struct cufile_io *io, void *stream, struct pen_error *err)
+{
+	int rc;
+
+	io->moved = CUFILE_NOT_RUN;
+	if (io->write)
+		rc = CALL(cuFileWriteAsync, (io->file, io->base, &io->size, &io->offset,
+					     &io->base_offset, &io->moved, stream),
+			  verb(io), io->name, err);
+	else
+		rc = CALL(cuFileReadAsync, (io->file, io->base, &io->size, &io->offset,
+					    &io->base_offset, &io->moved, stream),
+			  verb(io), io->name, err);
+	if (rc && err)
+		err->offset = io->offset;
+	return rc;
+}
+
+int cufile_outcome(struct cufile_io *io, struct pen_error *err)
+{
+	return judge(io, io->moved, EIO, err);
+}
+
+int cufile_batch_open(unsigned int count, void **batch, struct pen_error *err)
+{
+	int rc;
+
+	*batch = NULL;
+	if (!api.cuFileBatchIOSetUp || !api.cuFileBatchIOSubmit || !api.cuFileBatchIOGetStatus ||
+	    !api.cuFileBatchIOCancel || !api.cuFileBatchIODestroy)
+		return too_old("cuFile's batch calls", err);
+	rc = CALL(cuFileBatchIOSetUp, (batch, count), "set up a batch with", "cuFile", err);
+	if (rc)
+		*batch = NULL;
+	return rc;
+}
+
+int cufile_batch_submit(void *batch, unsigned int count, struct cufile_batch_entry *batch_entries,
+			struct pen_error *err)
+{
+	return CALL(cuFileBatchIOSubmit, (batch, count, batch_entries, 0), "submit a batch to",
+		    "cuFile", err);
+}
+
+int cufile_batch_poll(void *batch, unsigned int *count, struct cufile_batch_event *events,
+		      uint64_t wait_ns, struct pen_error *err)
+{
+	struct timespec wait = { (time_t)(wait_ns / 1000000000u), (long)(wait_ns % 1000000000u) };
+
+	return CALL(cuFileBatchIOGetStatus, (batch, wait_ns ? 1 : 0, count, events, &wait),
+		    "ask the state of a batch of", "cuFile", err);
+}
+
+void cufile_batch_close(void *batch)
+{
+	/* A cancellation that fails changes nothing: the batch goes either way. */
+	api.cuFileBatchIOCancel(batch);
+	api.cuFileBatchIODestroy(batch);
+}
+
+int cufile_batch_outcome(struct cufile_io *io, const struct cufile_batch_event *event,
+			 struct pen_error *err)
+{
+	ssize_t moved = (ssize_t)event->moved;
+
+	if (event->status == CUFILE_COMPLETE || moved < -1)
+		return judge(io, moved, EIO, err);
+	return error_set(err, event->status == CUFILE_TIMEOUT ? -ETIMEDOUT :
+			 event->status == CUFILE_CANCELED ? -ECANCELED : -EIO,
+			 verb(io), io->name, io->offset, "cuFile says the batch entry %s",
+			 event->status == CUFILE_TIMEOUT ? "timed out" :
+			 event->status == CUFILE_CANCELED ? "was cancelled" :
+			 event->status == CUFILE_INVALID ? "is not valid" : "failed");
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT */
+/* Every system call of the engine; see os.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/text.h"
+#include "sys/fault.h"
+#include "sys/os.h"
+
+#define HUGE_PAGE (2ul << 20)
+
+int (*sys_fault_hook)(const char *name);
+
+/* Ask the hook; leave the function with the errno it gives. */
+#define FAULT(name)                                   \
+	do {                                          \
+		int fault_code = sys_fault(name);     \
+		if (fault_code)                       \
+			return -fault_code;           \
+	} while (0)
+
+static int result(long rc)
+{
+	return rc < 0 ? -errno : (int)rc;
+}
+
+int os_open(const char *path, int flags, mode_t mode)
+{
+	FAULT("open");
+	return result(open(path, flags | O_CLOEXEC, mode));
+}
+
+int os_close(int fd)
+{
+	/* Closed even when the hook says it failed: Linux frees the descriptor either way. */
+	int rc = result(close(fd)), fault = sys_fault("close");
+
+	return fault ? -fault : rc;
+}
+
+ssize_t os_pread(int fd, void *buffer, size_t length, uint64_t offset)
+{
+	FAULT("pread");
+	ssize_t n = pread(fd, buffer, length, (off_t)offset);
+	return n < 0 ? -errno : n;
+}
+
+ssize_t os_pwrite(int fd, const void *buffer, size_t length, uint64_t offset)
+{
+	FAULT("pwrite");
+	ssize_t n = pwrite(fd, buffer, length, (off_t)offset);
+	return n < 0 ? -errno : n;
+}
+
+int os_fstat(int fd, struct stat *st)
+{
+	FAULT("fstat");
+	return result(fstat(fd, st));
+}
+
+int os_stat(const char *path, struct stat *st)
+{
+	FAULT("stat");
+	return result(stat(path, st));
+}
+
+int os_fallocate(int fd, uint64_t size)
+{
+	FAULT("fallocate");
+	return result(fallocate(fd, 0, 0, (off_t)size));
+}
+
+int os_truncate(int fd, uint64_t size)
+{
+	FAULT("ftruncate");
+	return result(ftruncate(fd, (off_t)size));
+}
+
+int os_fdatasync(int fd)
+{
+	FAULT("fdatasync");
+	return result(fdatasync(fd));
+}
+
+int os_fsync(int fd)
+{
+	FAULT("fsync");
+	return result(fsync(fd));
+}
+
+int os_chmod(int fd, mode_t mode)
+{
+	FAULT("fchmod");
+	return result(fchmod(fd, mode));
+}
+
+int os_chown(int fd, uid_t uid, gid_t gid)
+{
+	FAULT("fchown");
+	return result(fchown(fd, uid, gid));
+}
+
+int os_link_fd(int fd, const char *path)
+{
+	char self[64];
+
+	FAULT("linkat");
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+	return result(linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW));
+}
+
+int os_rename(const char *from, const char *to)
+{
+	FAULT("rename");
+	return result(rename(from, to));
+}
+
+int os_unlink(const char *path)
+{
+	FAULT("unlink");
+	return result(unlink(path));
+}
+
+int os_realpath(const char *path, char resolved[PATH_MAX])
+{
+	FAULT("realpath");
+	return realpath(path, resolved) ? 0 : -errno;
+}
+
+/* The two fields of struct statx that C libraries before 2.37 do not name. */
+#define STATX_DIOALIGN_BIT 0x2000u
+struct statx_tail {
+	uint32_t dio_mem_align, dio_offset_align;
+};
+
+int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset)
+{
+	/* stx_dio_mem_align sits right behind stx_mnt_id in the kernel's fixed layout. */
+	union {
+		struct statx known;
+		struct {
+			unsigned char head[0x98];
+			struct statx_tail tail;
+		} raw;
+	} buffer;
+
+	FAULT("statx");
+	memset(&buffer, 0, sizeof(buffer));
+	*memory = *offset = 0;
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_DIOALIGN_BIT, &buffer.known) < 0)
+		return -errno;
+	if (!(buffer.known.stx_mask & STATX_DIOALIGN_BIT))
+		return -ENOSYS;
+	*memory = buffer.raw.tail.dio_mem_align;
+	*offset = buffer.raw.tail.dio_offset_align;
+	return 0;
+}
+
+int os_filesystem(int fd, char *name, size_t size)
+{
+	static const struct {
+		unsigned long magic;
+		const char *name;
+	} known[] = {
+		{ 0xEF53, "ext4" },	   { 0x58465342, "xfs" },	{ 0x9123683E, "btrfs" },
+		{ 0x01021994, "tmpfs" },   { 0x858458f6, "ramfs" },	{ 0x794c7630, "overlayfs" },
+		{ 0x6969, "nfs" },	   { 0xFF534D42, "cifs" },	{ 0xFE534D42, "smb2" },
+		{ 0x65735546, "fuse" },	   { 0x0BD00BD0, "lustre" },	{ 0x47504653, "gpfs" },
+		{ 0x00C36400, "ceph" },	   { 0x2FC12FC1, "zfs" },	{ 0xF2F52010, "f2fs" },
+		{ 0xCA451A4E, "bcachefs" }, { 0x01021997, "9p" },	{ 0x6a656a63, "virtiofs" },
+		{ 0x19830326, "beegfs" },  { 0x73717368, "squashfs" },	{ 0x62646576, "block device" },
+	};
+	struct statfs fs;
+
+	FAULT("fstatfs");
+	if (fstatfs(fd, &fs) < 0)
+		return -errno;
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+		if (known[i].magic == ((unsigned long)fs.f_type & 0xffffffff)) {
+			text_copy(name, size, known[i].name);
+			return 0;
+		}
+	snprintf(name, size, "0x%lx", (unsigned long)fs.f_type & 0xffffffff);
+	return 0;
+}
+
+int os_uncache(int fd)
+{
+	FAULT("fadvise");
+	return -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+int os_writeback(int fd, uint64_t offset, uint64_t length)
+{
+	FAULT("sync_file_range");
+	return result(sync_file_range(fd, (off_t)offset, (off_t)length, SYNC_FILE_RANGE_WRITE));
+}
+
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+
+int os_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
+{
+	struct {
+		uint64_t offset, length;
+	} range = { offset, length };
+	struct {
+		uint64_t cached, dirty, writeback, evicted, recently_evicted;
+	} stat;
+
+	FAULT("cachestat");
+	if (syscall(SYS_cachestat, fd, &range, &stat, 0) < 0)
+		return -errno;
+	*pages = stat.cached;
+	return 0;
+}
+
+int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
+{
+	size_t page = os_page_size();
+	uint64_t start = offset / page * page;
+	size_t size = (size_t)(offset + length - start);
+	unsigned char present[4096];
+	unsigned char *map;
+	int rc = 0;
+
+	FAULT("mincore");
+	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)start);
+	if (map == MAP_FAILED)
+		return -errno;
+	*pages = 0;
+	for (size_t at = 0; at < size && !rc; at += sizeof(present) * page) {
+		size_t part = size - at < sizeof(present) * page ? size - at : sizeof(present) * page;
+
+		if (mincore(map + at, part, present) < 0)
+			rc = -errno;
+		else
+			for (size_t i = 0; i < (part + page - 1) / page; i++)
+				*pages += present[i] & 1;
+	}
+	munmap(map, size);
+	return rc;
+}
+
+void *os_calloc(size_t count, size_t size)
+{
+	return sys_fault("malloc") ? NULL : calloc(count, size);
+}
+
+int os_map_huge(size_t size, int node, void **memory)
+{
+	size_t room = size + HUGE_PAGE;
+	unsigned char *map, *aligned;
+
+	FAULT("mmap");
+	map = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		   -1, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	aligned = (unsigned char *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1));
+	if (aligned > map)
+		munmap(map, (size_t)(aligned - map));
+	if (map + room > aligned + size)
+		munmap(aligned + size, (size_t)(map + room - (aligned + size)));
+	/* Advice, both: the memory works without huge pages and on another node, only slower. */
+	madvise(aligned, size, MADV_HUGEPAGE);
+	if (node >= 0 && node < 64) {
+		unsigned long mask = 1ul << node;
+		syscall(SYS_mbind, aligned, size, MPOL_PREFERRED, &mask, 65ul, 0);
+	}
+	*memory = aligned;
+	return 0;
+}
+
+int os_map_file(int fd, uint64_t offset, size_t length, void **memory)
+{
+	FAULT("mmap");
+	void *map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)offset);
+	if (map == MAP_FAILED)
+		return -errno;
+	*memory = map;
+	return 0;
+}
+
+int os_unmap(void *memory, size_t size)
+{
+	return result(munmap(memory, size));
+}
+
+size_t os_page_size(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+	FAULT("pthread_create");
+	return -pthread_create(thread, NULL, run, argument);
+}
+
+static uint64_t clock_ns(clockid_t clock)
+{
+	struct timespec ts;
+
+	clock_gettime(clock, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t os_now(void)
+{
+	return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t os_thread_cpu(void)
+{
+	return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
+void os_sleep(uint64_t ns)
+{
+	struct timespec ts = { (time_t)(ns / 1000000000ull), (long)(ns % 1000000000ull) };
+
+	nanosleep(&ts, NULL);
+}
+
+void os_precise_sleep(void)
+{
+	/* The default slack of 50 us is longer than a copy takes. */
+	prctl(PR_SET_TIMERSLACK, 1ul, 0ul, 0ul, 0ul);
+}

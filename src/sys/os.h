@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef SYS_OS_H
+#define SYS_OS_H
+/*
+ * Every system call of the engine, each asking the fault hook first. Functions return a value
+ * >= 0 or a negative errno; none retries, none prints.
+ */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* Files. */
+int os_open(const char *path, int flags, mode_t mode);
+int os_close(int fd);
+ssize_t os_pread(int fd, void *buffer, size_t length, uint64_t offset);
+ssize_t os_pwrite(int fd, const void *buffer, size_t length, uint64_t offset);
+int os_fstat(int fd, struct stat *st);
+int os_stat(const char *path, struct stat *st);
+int os_fallocate(int fd, uint64_t size);
+int os_truncate(int fd, uint64_t size);
+int os_fdatasync(int fd);
+int os_fsync(int fd);
+int os_chmod(int fd, mode_t mode);
+int os_chown(int fd, uid_t uid, gid_t gid);
+int os_link_fd(int fd, const char *path);
+int os_rename(const char *from, const char *to);
+int os_unlink(const char *path);
+int os_realpath(const char *path, char resolved[4096]);
+int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
+int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
+int os_uncache(int fd);
+int os_writeback(int fd, uint64_t offset, uint64_t length);
+
+/* Page-cache residency of a range, in pages. -ENOSYS where the kernel cannot say. */
+int os_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
+int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
+
+/* Memory. os_map_huge gives zeroed memory aligned to 2 MiB, on huge pages where the system
+ * allows, preferring NUMA node `node` (-1: anywhere). */
+void *os_calloc(size_t count, size_t size);
+int os_map_huge(size_t size, int node, void **memory);
+int os_map_file(int fd, uint64_t offset, size_t length, void **memory);
+int os_unmap(void *memory, size_t size);
+size_t os_page_size(void);
+
+/* Threads and time. */
+int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
+uint64_t os_now(void);			/* monotonic, ns */
+uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
+void os_sleep(uint64_t ns);
+void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef TEST_H
+#define TEST_H
+/*
+ * The smallest harness that serves: TEST(name) { ... } defines a case, TEST_MAIN runs them.
+ * `program --list` prints the names, `program NAME` runs one, `program` runs all. Each case runs
+ * in a process of its own with a time limit, so a crash or a hang is one failed case and names
+ * itself. Exit 0 passed, 1 failed, 77 skipped (the reason is printed).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TEST_SKIPPED 77
+#define TEST_SECONDS 120
+
+struct test_case {
+	const char *name;
+	void (*run)(void);
+	struct test_case *next;
+};
+
+static struct test_case *test_first, **test_last = &test_first;
+
+#define TEST(name)                                                             \
+	static void test_##name(void);                                         \
+	__attribute__((constructor)) static void test_add_##name(void)         \
+	{                                                                      \
+		static struct test_case self = { #name, test_##name, NULL };   \
+		*test_last = &self;                                            \
+		test_last = &self.next;                                        \
+	}                                                                      \
+	static void test_##name(void)
+
+#define CHECK(condition)                                                       \
+	do {                                                                   \
+		if (!(condition)) {                                            \
+			fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, \
+				#condition);                                   \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+#define CHECK_EQ(left, right)                                                  \
+	do {                                                                   \
+		long long test_left = (long long)(left), test_right = (long long)(right); \
+		if (test_left != test_right) {                                 \
+			fprintf(stderr, "%s:%d: %s is %lld, not %lld (%s)\n", __FILE__, \
+				__LINE__, #left, test_left, test_right, #right); \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+#define CHECK_TEXT(left, right)                                                \
+	do {                                                                   \
+		const char *test_left = (left), *test_right = (right);         \
+		if (strcmp(test_left, test_right)) {                           \
+			fprintf(stderr, "%s:%d: %s is \"%s\", not \"%s\"\n", __FILE__, \
+				__LINE__, #left, test_left, test_right);       \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+#define SKIP(reason)                                                           \
+	do {                                                                   \
+		printf("skipped: %s\n", reason);                               \
+		exit(TEST_SKIPPED);                                            \
+	} while (0)
+
+static int test_run(struct test_case *test)
+{
+	int status;
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		alarm(TEST_SECONDS);
+		test->run();
+		exit(0);
+	}
+	waitpid(child, &status, 0);
+	if (WIFSIGNALED(status))
+		fprintf(stderr, "%s: killed by signal %d%s\n", test->name, WTERMSIG(status),
+			WTERMSIG(status) == SIGALRM ? " (it hung)" : "");
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+#define TEST_MAIN                                                              \
+	int main(int argc, char **argv)                                        \
+	{                                                                      \
+		int failed = 0;                                                \
+		bool found = argc < 2;                                         \
+		for (struct test_case *t = test_first; t; t = t->next) {       \
+			if (argc > 1 && !strcmp(argv[1], "--list")) {          \
+				puts(t->name);                                 \
+				found = true;                                  \
+				continue;                                      \
+			}                                                      \
+			if (argc > 1 && strcmp(argv[1], t->name))              \
+				continue;                                      \
+			found = true;                                          \
+			int rc = test_run(t);                                  \
+			if (argc > 1)                                          \
+				return rc;                                     \
+			printf("%s %s\n", rc == 0 ? "pass" : rc == TEST_SKIPPED ? "skip" : "FAIL", \
+			       t->name);                                       \
+			failed |= rc != 0 && rc != TEST_SKIPPED;               \
+		}                                                              \
+		return failed || !found;                                       \
+	}
+
+#include <signal.h>
+#include <stdbool.h>
+
+#endif

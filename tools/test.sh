@@ -1,0 +1,25 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Builds everything three times - plain, address and undefined-behaviour sanitizers, thread
+# sanitizer - with warnings as errors, and runs all tests. Arguments go to pytest.
+set -eu
+cd "$(dirname "$0")/.."
+
+configure() {
+	directory=$1
+	shift
+	[ -f "$directory/build.ninja" ] || "$@" meson setup "$directory" -Dwerror=true \
+		$options >"$directory.log" 2>&1 || {
+		cat "$directory.log"
+		exit 1
+	}
+	rm -f "$directory.log"
+	ninja -C "$directory" --quiet
+}
+
+options= configure build env CC="${CC:-gcc}"
+# Sanitizers come with clang, which also gives the code a second compiler's eye.
+options="-Db_sanitize=address,undefined -Db_lundef=false" configure build-asan env CC=clang
+options="-Db_sanitize=thread -Db_lundef=false" configure build-tsan env CC=clang
+
+exec .venv/bin/python -m pytest -q -p no:cacheprovider tests "$@"
