@@ -55,7 +55,7 @@ static int open_queue(struct lane *lane, struct pen_error *err)
 		.device = lane->job->device,
 		.depth = RING_SLOTS,
 		.pieces = RING_PIECES,
-		.transfer = lane->job->options.transfer,
+		.transfer = lane->own_way.transfer,
 		.inject = lane->job->options.inject,
 		.injected = &lane->job->injected,
 	};
@@ -83,6 +83,9 @@ static bool next_way(struct lane *lane, const struct pen_error *why)
 		way->queue = &queue_sync_ops;
 		text_copy(way->name, sizeof(way->name), "direct-threads");
 	} else if (way->queue == &queue_map_ops && !asked) {
+		/* What it may no longer pin of the page cache it may take as staging memory. */
+		atomic_fetch_add(&lane->job->budget.left,
+				 (int)(2 * way->size / lane->job->path->piece_size));
 		way->queue = &queue_sync_ops;
 		way->pieces_max = 2;
 		if (way->size > lane->job->path->piece_size)
@@ -162,7 +165,6 @@ static int open_device(struct lane *lane, struct pen_error *err)
 	if (rc)
 		return rc;
 	lane->device_up = true;
-	topology_bind_thread(device->node);
 	atomic_compare_exchange_strong(&lane->job->ready_ns, &none, os_now());
 	return 0;
 }
@@ -429,6 +431,8 @@ static void submit(struct lane *lane, struct transit *transit)
 		transit->state = COPIED;
 		return;
 	}
+	if (!transit->io.attempt)
+		transit->born_ns = transit->io.started_ns;
 	transit->state = QUEUED;
 	transit->slot->state = SLOT_FILLING;
 }
@@ -481,7 +485,11 @@ static void send_rest(struct lane *lane, struct transit *transit)
 	uint32_t align = io->direct ? io->object->info.offset_align : 1;
 	size_t skip = io->done / align * align;
 
-	if (!skip && io->direct) {
+	if (lane->queue.inner->lends) {
+		/* The whole range again: a second mapping would leave the first one behind. */
+		queue_release(&lane->queue, io);
+		skip = 0;
+	} else if (!skip && io->direct) {
 		/* Not even one block: the rest goes through the page cache. */
 		io->direct = false;
 		skip = io->done;
@@ -626,7 +634,6 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	transit->length = last->offset + last->length - head->offset;
 	transit->bytes = useful_bytes(plan, range.first, range.count);
 	transit->retries = 0;
-	transit->born_ns = os_now();
 	memset(io, 0, sizeof(*io));
 	io->object = object;
 	io->write = writes(lane);
@@ -841,13 +848,35 @@ static void drain(struct lane *lane)
 	assert(!lane->ring.used);
 }
 
+/* What the caller's stream holds comes first, also for bytes that pass our own stream by. */
+static int wait_for_caller(struct lane *lane, struct pen_error *err)
+{
+	struct device_fence *fence = &lane->transits[0].fence;
+	int rc = device_mark(lane->job->device, &lane->stream, fence, err);
+
+	while (!rc && job_running(lane->job)) {
+		rc = device_poll(lane->job->device, fence, err);
+		if (rc != -EAGAIN)
+			break;
+		os_sleep(WAIT_COPY_NS);
+		rc = 0;
+	}
+	return rc;
+}
+
 static bool wait_for_device(struct lane *lane)
 {
-	while (job_running(lane->job)) {
-		if (device_usable(lane))
-			return true;
+	struct pen_error err;
+
+	while (job_running(lane->job) && !device_usable(lane))
 		os_sleep(WAIT_DEVICE_NS);
-	}
+	if (!job_running(lane->job))
+		return false;
+	if (!lane->own_way.queue->placed || !lane->job->options.stream)
+		return true;
+	if (!wait_for_caller(lane, &err))
+		return job_running(lane->job);
+	fail(lane, &err);
 	return false;
 }
 
@@ -856,6 +885,11 @@ static bool set_up(struct lane *lane)
 {
 	const struct queue_ops *queue = lane->own_way.queue;
 	struct pen_error err;
+
+	/* Thread and memory belong on the device's node; with several, wait to know which. */
+	while (device_node(lane->job->device) == NODE_PENDING && job_running(lane->job))
+		os_sleep(WAIT_DEVICE_NS);
+	topology_bind_thread(device_node(lane->job->device));
 
 	/* These hand memory to the GPU themselves. */
 	if ((queue->placed || queue->lends) && !wait_for_device(lane))

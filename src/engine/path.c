@@ -30,8 +30,12 @@
 #define CUFILE_LANES 8u
 /* The mapped way registers this much at a time: a registration has a fixed cost. */
 #define MAPPED_SIZE (32u << 20)
-#define CACHED_SIZE (4u << 20)
+#define CACHED_SIZE (2u << 20)
+/* With so few cores the CPU is the bottleneck, and the mapped way carries everything hot. */
+#define SCARCE_CORES 3u
 #define CUFILE_SIZE (16u << 20)
+/* Extents smaller than this on average are better read together and scattered. */
+#define GDS_WORTH ((uint64_t)512 << 10)
 /* Jobs smaller than this are not worth a ring of their own. */
 #define URING_WORTH ((uint64_t)4 << 20)
 
@@ -214,6 +218,11 @@ static void survey_stretch(struct path *path, size_t first, size_t last)
 	uint64_t end = requests[last - 1].offset + requests[last - 1].length;
 	int list = uniform(object, start, end - start);
 
+	/* What cannot go direct goes through the page cache, there or not. */
+	if (!object->info.offset_align) {
+		path->hot_is_cold |= list != HOT;
+		list = HOT;
+	}
 	while (first < last) {
 		size_t stop = first + 1;
 		int fine = list;
@@ -234,7 +243,7 @@ static void survey_stretch(struct path *path, size_t first, size_t last)
 	}
 }
 
-/* Split the plan by what the page cache holds; what cannot go direct counts as hot. */
+/* Split the plan by what the page cache holds. */
 static void survey(struct path *path)
 {
 	struct plan *plan = path->plan;
@@ -247,17 +256,16 @@ static void survey(struct path *path)
 		while (last < plan->request_count && plan->requests[last].object == head->object &&
 		       plan->requests[last].offset / SURVEY_COARSE == head->offset / SURVEY_COARSE)
 			last++;
-		if (plan->objects[head->object]->info.offset_align)
-			survey_stretch(path, first, last);
-		else
-			for (size_t i = first; i < last; i++)
-				put(path, HOT, (uint32_t)i);
+		survey_stretch(path, first, last);
 		first = last;
 	}
 }
 
+/* One list for everything, whatever was put where before. */
 static void all_to(struct path *path, enum path_list list)
 {
+	for (int i = 0; i < LISTS; i++)
+		path->work[i].count = path->work[i].bytes = 0;
 	for (size_t i = 0; i < path->plan->request_count; i++)
 		put(path, list, (uint32_t)i);
 }
@@ -295,7 +303,11 @@ static void add_direct(struct chooser *chooser, const char *why)
 		way->lanes = lanes_for(chooser, COLD, THREAD_LANES, UNIT);
 	} else {
 		way = add_way(path, "direct-uring", &queue_uring_ops, "%s", why);
-		way->lanes = lanes_for(chooser, COLD, at_most(URING_LANES, chooser->cores / 4 + 1),
+		/* Straight into host memory the kernel clears fresh pages: work for more cores. */
+		way->lanes = lanes_for(chooser, COLD,
+				       at_most(URING_LANES, chooser->device->is_host
+								    ? chooser->cores
+								    : chooser->cores / 4 + 1),
 				       8 * UNIT);
 	}
 	way->list = COLD;
@@ -321,7 +333,17 @@ static void add_mapped(struct chooser *chooser, const char *why)
 
 	way->list = HOT;
 	way->size = MAPPED_SIZE;
-	way->lanes = chooser->cores > 3 ? 1 : 2;
+	way->lanes = chooser->cores > SCARCE_CORES ? 1 : 2;
+}
+
+static void add_cufile(struct chooser *chooser, int transfer, const char *name, const char *why)
+{
+	struct way *way = add_way(chooser->path, name, &queue_cufile_ops, "%s", why);
+
+	way->list = COLD;
+	way->transfer = transfer;
+	way->size = CUFILE_SIZE;
+	way->lanes = lanes_for(chooser, COLD, at_most(CUFILE_LANES, chooser->cores), CUFILE_SIZE);
 }
 
 static const char *no_direct_reason(const struct path *path)
@@ -332,7 +354,7 @@ static const char *no_direct_reason(const struct path *path)
 	return NULL;
 }
 
-static int choose_hot(struct chooser *chooser)
+static void choose_hot(struct chooser *chooser)
 {
 	struct path *path = chooser->path;
 	const char *no_direct = no_direct_reason(path);
@@ -345,24 +367,19 @@ static int choose_hot(struct chooser *chooser)
 	if (no_direct)
 		refuse(path, "direct-uring", "%s", no_direct);
 	if (!chooser->device->is_host && chooser->direction == PEN_READ && pays &&
-	    path->plan->objects[0]->info.has_residency) {
+	    !path->hot_is_cold) {
 		add_mapped(chooser, "in the page cache, which the GPU reads by itself");
-		if (chooser->cores <= 3)
-			return 0;
+		if (chooser->cores <= SCARCE_CORES)
+			return;
 	}
 	add_cached(chooser, HOT, why);
-	return 0;
 }
 
 /* Into memory of the host, or staged for a GPU, by residency. */
-static int choose_auto(struct chooser *chooser)
+static void choose_auto(struct chooser *chooser)
 {
 	struct path *path = chooser->path;
 	bool read = chooser->direction == PEN_READ;
-	char no_gds[PEN_REASON_MAX];
-
-	if (!chooser->device->is_host && queue_cufile_evidence(no_gds, sizeof(no_gds)))
-		refuse(path, "gds", "%s", no_gds);
 	if (path->plan->objects[0]->info.synthetic) {
 		struct way *way;
 
@@ -371,29 +388,28 @@ static int choose_auto(struct chooser *chooser)
 		way->list = COLD;
 		way->tuned = true;
 		way->lanes = lanes_for(chooser, COLD, at_most(URING_LANES, chooser->cores), UNIT);
-		return 0;
+		return;
 	}
-	if (chooser->options->cache == PEN_CACHE_KEEP || (!read && no_direct_reason(path)))
-		all_to(path, HOT);
-	else if (read)
+	if (read)
 		survey(path);
-	else
+	if (chooser->options->cache == PEN_CACHE_KEEP || (!read && no_direct_reason(path))) {
+		path->hot_is_cold |= path->work[COLD].count != 0;
+		all_to(path, HOT);
+	} else if (!read) {
 		all_to(path, COLD);
-	/* One lane has one queue: it takes the way of the larger part. */
-	if (chooser->options->lanes == 1 && path->work[COLD].count && path->work[HOT].count) {
-		enum path_list list = path->work[HOT].bytes > path->work[COLD].bytes &&
-						      !no_direct_reason(path)
-					      ? HOT
-					      : no_direct_reason(path) ? HOT : COLD;
-
-		memset(&path->work[COLD].count, 0, sizeof(path->work[COLD].count));
-		memset(&path->work[HOT].count, 0, sizeof(path->work[HOT].count));
-		path->work[COLD].bytes = path->work[HOT].bytes = 0;
-		all_to(path, list);
 	}
-	if (path->work[COLD].count)
+	/* One lane has one queue: it takes the way of the larger part, if all can go that way. */
+	if (chooser->options->lanes == 1 && path->work[COLD].count && path->work[HOT].count)
+		all_to(path, path->work[HOT].bytes > path->work[COLD].bytes ||
+					     no_direct_reason(path)
+				     ? HOT
+				     : COLD);
+	if (path->work[COLD].count && path->gds)
+		add_cufile(chooser, PEN_GPU_DIRECT, "gds", "storage and GPU reach each other directly");
+	else if (path->work[COLD].count)
 		add_direct(chooser, read ? "not in the page cache" : "written around the page cache");
-	return path->work[HOT].count ? choose_hot(chooser) : 0;
+	if (path->work[HOT].count)
+		choose_hot(chooser);
 }
 
 static int cannot(struct chooser *chooser, const char *why, int nearest)
@@ -407,11 +423,24 @@ static int cannot(struct chooser *chooser, const char *why, int nearest)
 	return -ENOTSUP;
 }
 
+/* cuFile reads, changes and writes back whole blocks at ragged edges. */
+static bool edges_share_a_block(const struct plan *plan)
+{
+	for (size_t i = 1; i < plan->request_count; i++) {
+		const struct plan_request *last = &plan->requests[i - 1], *next = &plan->requests[i];
+
+		if (last->edge && next->edge && last->object == next->object &&
+		    (last->offset + last->length - 1) / 4096 == next->offset / 4096)
+			return true;
+	}
+	return false;
+}
+
 static int choose_cufile(struct chooser *chooser)
 {
 	struct path *path = chooser->path;
+	char reason[PEN_REASON_MAX];
 	struct pen_error why;
-	struct way *way;
 	bool compat = false;
 	int rc;
 
@@ -431,13 +460,14 @@ static int choose_cufile(struct chooser *chooser)
 			return cannot(chooser, text, PEN_CPU_ASYNC_GPU);
 		}
 	}
+	if (edges_share_a_block(path->plan))
+		return cannot(chooser, "extents meet inside a 4 KiB block, which cuFile would write "
+				       "twice at the same time", PEN_CPU_ASYNC_GPU);
 	all_to(path, COLD);
-	way = add_way(path, compat ? "cufile-compat" : "gds", &queue_cufile_ops,
-		      "asked for as %s%s", pen_transfer_name(chooser->options->transfer),
-		      compat ? "; cuFile runs in compatibility mode: it stages in host memory" : "");
-	way->list = COLD;
-	way->size = CUFILE_SIZE;
-	way->lanes = lanes_for(chooser, COLD, at_most(CUFILE_LANES, chooser->cores), CUFILE_SIZE);
+	snprintf(reason, sizeof(reason), "asked for as %s%s",
+		 pen_transfer_name(chooser->options->transfer),
+		 compat ? "; cuFile runs in compatibility mode: it stages in host memory" : "");
+	add_cufile(chooser, chooser->options->transfer, compat ? "cufile-compat" : "gds", reason);
 	return 0;
 }
 
@@ -456,11 +486,13 @@ static int choose_asked(struct chooser *chooser)
 	if (path->plan->objects[0]->info.synthetic && type != PEN_GPU_DIRECT &&
 	    type < PEN_GPU_DIRECT_ASYNC) {
 		path->one_at_a_time = type == PEN_CPU_GPU;
-		return choose_auto(chooser);
+		choose_auto(chooser);
+		return 0;
 	}
 	switch (type) {
 	case PEN_CPU_ONLY:
-		return choose_auto(chooser);
+		choose_auto(chooser);
+		return 0;
 	case PEN_CPU_GPU:
 	case PEN_CPU_ASYNC_GPU:
 		path->one_at_a_time = type == PEN_CPU_GPU;
@@ -514,7 +546,7 @@ static void fit(struct chooser *chooser)
 {
 	struct path *path = chooser->path;
 	const struct pen_options *options = chooser->options;
-	uint64_t limit = options->memory_limit;
+	uint64_t limit = options->memory_limit, share;
 	size_t piece = PIECE_SIZE;
 	unsigned int staging = 0, most;
 
@@ -543,10 +575,13 @@ static void fit(struct chooser *chooser)
 			staging += way->lanes;
 		if (!way->queue->lends)
 			continue;
-		while (way->size > path->unit && mapped_most(way) > limit / 2)
+		share = path->way_count > 1 ? limit / 2 : limit;
+		while (way->size > path->unit && mapped_most(way) > share)
 			way->size /= 2;
-		if (mapped_most(way) <= limit / 2)
-			limit -= mapped_most(way);
+		limit -= mapped_most(way) < limit ? mapped_most(way) : limit;
+		/* A lane that steps down gives this share back to the ring, in pieces. */
+		while (piece > 2 * way->size)
+			piece /= 2;
 	}
 	while (piece > path->unit && piece > options->request_size && staging * piece > limit)
 		piece /= 2;
@@ -568,13 +603,13 @@ static void fit(struct chooser *chooser)
 	path->piece_size = piece;
 }
 
-static int make_plan(struct chooser *chooser, const struct pen_extent *extents, size_t count)
+static int make_plan(struct chooser *chooser, const struct pen_extent *extents, size_t count,
+		     bool placed)
 {
 	const struct pen_options *options = chooser->options;
-	int type = options->transfer;
 	struct plan_wishes wishes = {
 		.write = chooser->direction != PEN_READ,
-		.placed = type == PEN_GPU_DIRECT || (type >= PEN_GPU_DIRECT_ASYNC && type < PEN_MAPPED),
+		.placed = placed,
 		.unit = UNIT,
 		.gap = options->gap,
 	};
@@ -586,6 +621,58 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		wishes.unit = most;
 	chooser->path->unit = wishes.unit;
 	return plan_new(extents, count, &wishes, &chooser->path->plan, chooser->err);
+}
+
+/* Is real GPUDirect Storage to be had for all of it? If not, the reason goes into the path. */
+static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *extents, size_t count)
+{
+	struct path *path = chooser->path;
+	char reason[PEN_REASON_MAX];
+	struct pen_error why;
+	bool compat;
+
+	if (chooser->device->is_host)
+		return false;
+	if (queue_cufile_evidence(reason, sizeof(reason))) {
+		refuse(path, "gds", "%s", reason);
+		return false;
+	}
+	for (size_t i = 0; i < count; i++) {
+		struct pen_object *object = extents[i].object;
+
+		if (!object || (i && object == extents[i - 1].object))
+			continue;
+		if (object->info.synthetic)
+			return false;
+		if (queue_cufile_probe(object, chooser->device, &compat, &why) || compat) {
+			refuse_error(path, "gds", &why);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* The plan, for real GPUDirect Storage where auto finds it and the extents suit it. */
+static int plan_for(struct chooser *chooser, const struct pen_extent *extents, size_t count)
+{
+	struct path *path = chooser->path;
+	int type = chooser->options->transfer, rc;
+	bool cufile = type == PEN_GPU_DIRECT ||
+		      (type >= PEN_GPU_DIRECT_ASYNC && type <= PEN_GPU_BATCH_STREAM);
+
+	if (type != PEN_AUTO || !gds_to_be_had(chooser, extents, count))
+		return make_plan(chooser, extents, count, cufile);
+	rc = make_plan(chooser, extents, count, true);
+	if (rc)
+		return rc;
+	path->gds = path->plan->bytes >= path->plan->request_count * GDS_WORTH &&
+		    !edges_share_a_block(path->plan);
+	if (path->gds)
+		return 0;
+	refuse(path, "gds", "the extents are too small or too ragged to be read one by one");
+	plan_free(path->plan);
+	path->plan = NULL;
+	return make_plan(chooser, extents, count, false);
 }
 
 int path_choose(enum pen_mode direction, struct pen_device *device,
@@ -605,7 +692,7 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 	chooser.path = os_calloc(1, sizeof(*chooser.path));
 	if (!chooser.path)
 		return error_sys(err, -ENOMEM, "plan", "the transfer", -1);
-	rc = make_plan(&chooser, extents, count);
+	rc = plan_for(&chooser, extents, count);
 	if (rc)
 		goto out;
 	for (int list = 0; list < LISTS; list++) {
@@ -620,8 +707,12 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 	/* Types of a GPU's own need to know what it can do. */
 	if (options->transfer >= 0 && options->transfer != PEN_CPU_ONLY)
 		rc = device->ops->ready(device, err);
-	if (!rc && chooser.path->plan->request_count)
-		rc = options->transfer == PEN_AUTO ? choose_auto(&chooser) : choose_asked(&chooser);
+	if (!rc && chooser.path->plan->request_count) {
+		if (options->transfer == PEN_AUTO)
+			choose_auto(&chooser);
+		else
+			rc = choose_asked(&chooser);
+	}
 	if (!rc)
 		fit(&chooser);
 out:

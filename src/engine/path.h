@@ -30,6 +30,7 @@ struct way {
 	const struct queue_ops *queue;
 	enum path_list list;	/* whose requests it carries */
 	bool direct;		/* through the O_DIRECT descriptor */
+	int transfer;		/* the flavour of cuFile; else unused */
 	bool tuned;		/* size and depth by the list's tuner; else `size`, two at a time */
 	uint32_t size;		/* most bytes of one request */
 	uint32_t pieces_max;	/* of staging memory a lane may hold */
@@ -51,6 +52,8 @@ struct path {
 	uint64_t memory_limit;
 	size_t piece_size;
 	uint64_t unit;		/* most bytes of one request of the plan */
+	bool gds;		/* the plan is made for real GPUDirect Storage, which auto takes */
+	bool hot_is_cold;	/* some of the hot list is not in the page cache, but cannot go direct */
 	bool one_at_a_time;	/* CPU_GPU: each step waits for the one before */
 	uint32_t refused_count;
 	struct pen_path refused[PEN_PATHS_MAX];

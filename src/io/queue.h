@@ -59,7 +59,7 @@ struct queue_setup {
 	struct pen_device *device;	/* where the bytes go; needed by placed and lending queues */
 	unsigned int depth;		/* most requests ever queued at once */
 	unsigned int pieces;		/* most pieces ever attached */
-	int transfer;			/* enum pen_transfer_type, for cufile's flavours */
+	int transfer;			/* PEN_GPU_DIRECT ... PEN_GPU_BATCH_STREAM: cufile's flavour */
 	const char *inject;		/* for the fault queue */
 	_Atomic uint64_t *injected;	/* counts injections, shared by all lanes of a job */
 };
@@ -159,8 +159,8 @@ int queue_uring_probe(struct pen_error *err);
 int queue_cufile_evidence(char *reason, size_t size);
 
 /* cuFile: can it be used for this object into this device, and is it the real thing?
- * 0 and *compat, or a negative errno with words (driver, handle, file system). Opens the driver;
- * slow the first time. */
+ * 0 and *compat (then the reason for it is in err->message), or a negative errno with words
+ * (driver, handle, file system). Opens the driver; slow the first time. */
 int queue_cufile_probe(struct pen_object *object, struct pen_device *device, bool *compat,
 		       struct pen_error *err);
 

@@ -600,7 +600,7 @@ const struct queue_ops queue_cufile_ops = {
 
 int queue_cufile_evidence(char *reason, size_t size)
 {
-	return cufile_evidence("", reason, size);
+	return cufile_evidence(cufile_root, reason, size);
 }
 
 int queue_cufile_probe(struct pen_object *object, struct pen_device *device, bool *compat,

@@ -12,6 +12,7 @@
  *   3. There is one pen_device per name in the process, counted; so "pinned by this device" is
  *      well defined.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -90,13 +91,16 @@ struct device_ops {
 	void (*close)(struct pen_device *device);
 };
 
+/* On a machine with several NUMA nodes, while the driver has not told the GPU's yet. */
+#define NODE_PENDING (-2)
+
 struct pen_device {
 	const struct device_ops *ops;
 	char name[32];		/* "host", "cuda:0" */
 	bool is_host;		/* its memory can be read and written by the CPU and by system calls */
 	bool maps;		/* can pin file mappings read-only (the mapped path) */
 	int index;		/* of the GPU; -1 on the host */
-	int node;		/* NUMA node, -1: unknown or only one */
+	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */
 	void *state;		/* the implementation's own */
 	struct pen_device *next;
@@ -104,6 +108,11 @@ struct pen_device {
 
 extern const struct device_ops device_host_ops;
 extern const struct device_ops device_cuda_ops;
+
+static inline int device_node(struct pen_device *device)
+{
+	return atomic_load(&device->node);
+}
 
 int device_poll_ready(struct pen_device *device, struct pen_error *err);
 int device_enter(struct pen_device *device, struct pen_error *err);

@@ -69,14 +69,15 @@ static int bring_up(struct pen_device *device, struct pen_error *err)
 	result = CUDA(api, cuDeviceGet, &state->device, device->index);
 	if (result)
 		return fail(device, result, "open", err);
+	if (device_node(device) == NODE_PENDING &&
+	    !CUDA(api, cuDeviceGetPCIBusId, bus_id, sizeof(bus_id), state->device))
+		device->node = topology_pci_node(bus_id);
 	result = CUDA(api, cuDevicePrimaryCtxRetain, &state->context, state->device);
 	if (result)
 		return fail(device, result, "create a context on", err);
 	if (!CUDA(api, cuDeviceGetAttribute, &maps, CUDA_ATTRIBUTE_READ_ONLY_REGISTER,
 		  state->device))
 		device->maps = maps != 0;
-	if (!CUDA(api, cuDeviceGetPCIBusId, bus_id, sizeof(bus_id), state->device))
-		device->node = topology_pci_node(bus_id);
 	return 0;
 }
 
@@ -86,6 +87,9 @@ static void *start_context(void *argument)
 	struct cuda_state *state = state_of(device);
 	int rc = bring_up(device, &state->error);
 
+	/* Nobody may wait for a node that will not be known. */
+	if (device_node(device) == NODE_PENDING)
+		device->node = -1;
 	atomic_store_explicit(&state->status, rc ? BROKEN : READY, memory_order_release);
 	return NULL;
 }
@@ -104,6 +108,7 @@ static int gpu_open(struct pen_device *device, struct pen_error *err)
 	state->api = api;
 	pthread_mutex_init(&state->join_lock, NULL);
 	device->state = state;
+	device->node = topology_nodes() > 1 ? NODE_PENDING : -1;
 	rc = os_thread_start(&state->starter, start_context, device);
 	if (rc) {
 		pthread_mutex_destroy(&state->join_lock);

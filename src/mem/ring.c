@@ -100,7 +100,7 @@ struct piece *piece_take(struct piece_budget *budget, struct pen_device *device,
 		return NULL;
 	piece = pool_find(budget->piece_size, device);
 	if (!piece)
-		piece = piece_new(budget->piece_size, device->node);
+		piece = piece_new(budget->piece_size, device_node(device));
 	if (!piece) {
 		budget_put(budget);
 		*rc = error_sys(err, -ENOMEM, "allocate staging memory for", device->name, -1);

@@ -370,6 +370,8 @@ static const char *p2pdma_missing(const char *root)
 	return NULL;
 }
 
+const char *cufile_root = "";
+
 int cufile_evidence(const char *root, char *reason, size_t size)
 {
 	char path[512];

@@ -78,6 +78,9 @@ struct cufile_io {
  * May real GPUDirect Storage - not the compatibility mode - be possible here? 0, or -ENOTSUP with
  * the reason in words. Reads small files below `root` ("" is this machine); starts nothing.
  */
+/* Where the root of the file system is; tests put a made-up one here. */
+extern const char *cufile_root;
+
 int cufile_evidence(const char *root, char *reason, size_t size);
 
 /* Load the library and open its driver, once per process; the first call is slow. Counted. */

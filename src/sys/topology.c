@@ -48,6 +48,19 @@ unsigned int topology_cores(void)
 	return quota && quota < cores ? quota : cores;
 }
 
+unsigned int topology_nodes(void)
+{
+	char path[96], list[1024];
+	unsigned int nodes = 0;
+
+	for (int node = 0; node < 64; node++) {
+		snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/cpulist", node);
+		/* A node of memory alone has an empty list. */
+		nodes += first_line(path, list, sizeof(list)) && isdigit((unsigned char)list[0]);
+	}
+	return nodes ? nodes : 1;
+}
+
 int topology_pci_node(const char *bus_id)
 {
 	char path[128], line[32], lower[32];
@@ -57,8 +70,6 @@ int topology_pci_node(const char *bus_id)
 		lower[i] = (char)tolower((unsigned char)bus_id[i]);
 	lower[i] = 0;
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", lower);
-	if (!first_line("/sys/devices/system/node/node1/cpulist", line, sizeof(line)))
-		return -1;
 	return first_line(path, line, sizeof(line)) ? atoi(line) : -1;
 }
 
