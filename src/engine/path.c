@@ -30,6 +30,8 @@
 #define CUFILE_LANES 8u
 /* The mapped way registers this much at a time: a registration has a fixed cost. */
 #define MAPPED_SIZE (32u << 20)
+/* Below this limit there is no memory to spare for it. */
+#define MAPPED_MEMORY ((uint64_t)16 << 20)
 #define CACHED_SIZE (2u << 20)
 /* With so few cores the CPU is the bottleneck, and the mapped way carries everything hot. */
 #define SCARCE_CORES 3u
@@ -362,7 +364,8 @@ static void choose_hot(struct chooser *chooser)
 				  ? "--cache keep asks for the page cache"
 			  : no_direct ? no_direct
 				      : "in the page cache";
-	bool pays = path->work[HOT].bytes >= MAPPED_SIZE;
+	bool pays = path->work[HOT].bytes >= MAPPED_SIZE &&
+		    chooser->options->memory_limit >= MAPPED_MEMORY;
 
 	if (no_direct)
 		refuse(path, "direct-uring", "%s", no_direct);
@@ -538,34 +541,32 @@ static uint64_t mapped_most(const struct way *way)
 	return (uint64_t)way->size * 2 * way->lanes;
 }
 
-/*
- * Share the options' lanes out over the ways, and size the staging pieces so that each lane that
- * stages has at least one within the promise.
- */
-static void fit(struct chooser *chooser)
+/* Share the lanes that were asked for out over the ways; each way has at least one. */
+static void share_lanes(struct path *path, unsigned int lanes)
 {
-	struct path *path = chooser->path;
-	const struct pen_options *options = chooser->options;
-	uint64_t limit = options->memory_limit, share;
-	size_t piece = PIECE_SIZE;
+	unsigned int left = lanes;
+
+	for (unsigned int i = 0; lanes && i < path->way_count; i++) {
+		struct way *way = &path->ways[i];
+		unsigned int after = path->way_count - i - 1;
+		unsigned int most = left > after ? left - after : 1;
+
+		/* The last way takes all that is left. */
+		way->lanes = after ? at_most(way->lanes, most) : most;
+		left -= at_most(way->lanes, left);
+	}
+}
+
+/*
+ * Fit the ways into the memory promise. The mapped way pins page cache; its share comes off first.
+ * The rest is cut into pieces such that each lane that stages has at least one.
+ */
+static void fit(struct path *path, const struct pen_options *options)
+{
+	uint64_t limit = options->memory_limit, share = path->way_count > 1 ? limit / 2 : limit;
+	size_t piece = options->request_size > PIECE_SIZE ? options->request_size : PIECE_SIZE;
 	unsigned int staging = 0, most;
 
-	if (options->request_size > piece)
-		piece = options->request_size;
-	if (options->lanes) {
-		unsigned int left = options->lanes;
-
-		for (unsigned int i = 0; i < path->way_count; i++) {
-			unsigned int after = path->way_count - i - 1;
-			unsigned int share = i + 1 < path->way_count && left > after
-						     ? at_most(path->ways[i].lanes, left - after)
-						     : left;
-
-			path->ways[i].lanes = share ? share : 1;
-			left -= left < path->ways[i].lanes ? left : path->ways[i].lanes;
-		}
-	}
-	/* The mapped way pins page cache instead of staging memory; its share comes off first. */
 	for (unsigned int i = 0; i < path->way_count; i++) {
 		struct way *way = &path->ways[i];
 
@@ -575,9 +576,10 @@ static void fit(struct chooser *chooser)
 			staging += way->lanes;
 		if (!way->queue->lends)
 			continue;
-		share = path->way_count > 1 ? limit / 2 : limit;
 		while (way->size > path->unit && mapped_most(way) > share)
 			way->size /= 2;
+		while (way->lanes > 1 && mapped_most(way) > share)
+			way->lanes--;
 		limit -= mapped_most(way) < limit ? mapped_most(way) : limit;
 		/* A lane that steps down gives this share back to the ring, in pieces. */
 		while (piece > 2 * way->size)
@@ -713,8 +715,10 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 		else
 			rc = choose_asked(&chooser);
 	}
-	if (!rc)
-		fit(&chooser);
+	if (!rc) {
+		share_lanes(chooser.path, options->lanes);
+		fit(chooser.path, options);
+	}
 out:
 	if (rc) {
 		path_free(chooser.path);

@@ -74,13 +74,13 @@ struct cufile_io {
 /* `moved` before a stream call has run: no count and no error looks like it. */
 #define CUFILE_NOT_RUN INT64_MIN
 
-/*
- * May real GPUDirect Storage - not the compatibility mode - be possible here? 0, or -ENOTSUP with
- * the reason in words. Reads small files below `root` ("" is this machine); starts nothing.
- */
-/* Where the root of the file system is; tests put a made-up one here. */
+/* Where /proc, /sys and /etc are looked for: "" is this machine; tests make one up. */
 extern const char *cufile_root;
 
+/*
+ * May real GPUDirect Storage - not the compatibility mode - be possible here? 0, or -ENOTSUP with
+ * the reason in words. Reads small files below `root`; starts nothing.
+ */
 int cufile_evidence(const char *root, char *reason, size_t size);
 
 /* Load the library and open its driver, once per process; the first call is slow. Counted. */
