@@ -127,7 +127,8 @@ static void print_facts(const char *file, const char *why, const struct pen_expl
 	printf("  device       %s", plan->device);
 	if (why[0])
 		printf(" (cuda:0 cannot be used: %s)", why);
-	printf("\n  resources    %u lanes, at most %s pinned\n", plan->lanes,
+	printf("\n  resources    %u %s, at most %s pinned\n", plan->lanes,
+	       plan->lanes == 1 ? "lane" : "lanes",
 	       text_from_size(plan->memory_limit, text, sizeof(text)));
 }
 

@@ -248,7 +248,7 @@ static void copy_text(const struct report *report, const struct pen_report *all)
 		printf(", %llu %s", (unsigned long long)all->retries,
 		       all->retries == 1 ? "retry" : "retries");
 	if (report->open_seconds >= 0.01)
-		printf(", %.2f s before to open", report->open_seconds);
+		printf(", after %.2f s of opening", report->open_seconds);
 	putchar('\n');
 	print_paths("read", &report->read, width);
 	print_paths("write", &report->write, width);

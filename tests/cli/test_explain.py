@@ -68,7 +68,7 @@ def test_half_warm_file_has_ranges_of_both_kinds(penstock, tmp_path):
 
 def test_words_for_people_have_it_all_and_few_lines(penstock, source):
     out = penstock.ok("explain", source).out
-    for word in ("size", "file system", "direct", "page cache", "device", "lanes", "from",
+    for word in ("size", "file system", "direct", "page cache", "device", "lane", "from",
                  "Paths taken"):
         assert word in out, word
     assert len(out.splitlines()) <= 50

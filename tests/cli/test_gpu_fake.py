@@ -4,9 +4,16 @@ import os
 
 import pytest
 
-from cli_program import MIB, pattern
+from cli_program import FAKES, MIB, pattern
 
-STAGED = ["auto", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU"]
+TYPES = ["auto", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU"]
+CUFILE = ["0", "5", "6", "7"]
+
+
+@pytest.fixture
+def needs_cufile():
+    if not (FAKES / "libcufile.so.0").exists():
+        pytest.skip(f"there is no fake libcufile.so.0 in {FAKES}")
 
 
 def check_books(books):
@@ -14,7 +21,7 @@ def check_books(books):
     assert books["queued_copies"] == 0 and books["live_streams"] == 0
 
 
-@pytest.mark.parametrize("transfer", STAGED)
+@pytest.mark.parametrize("transfer", TYPES + ["MAPPED"])
 def test_file_reaches_the_gpu(gpu, source, transfer):
     fake = gpu()
     report = fake.report(source, "cuda:0", "--transfer", transfer, "--verify")
@@ -23,13 +30,35 @@ def test_file_reaches_the_gpu(gpu, source, transfer):
     check_books(fake.books())
 
 
-@pytest.mark.parametrize("transfer", STAGED)
+@pytest.mark.parametrize("transfer", TYPES)
 def test_gpu_reaches_a_file(gpu, tmp_path, transfer):
     fake = gpu()
     out, size = tmp_path / "out", 3 * MIB + 77
     fake.report("cuda:0", out, "--size", str(size), "--transfer", transfer, "--verify")
     assert out.read_bytes() == pattern(size)
     check_books(fake.books())
+
+
+@pytest.mark.parametrize("transfer", CUFILE)
+def test_cufile_moves_both_ways_and_is_called_by_its_name(gpu, needs_cufile, tmp_path, transfer):
+    out = tmp_path / "out"
+    ways = (["cuda:0", out, "--size", "3000000"], [out, "cuda:0"])
+    for way in ways:
+        report = gpu().report(*way, "--transfer", transfer, "--verify")
+        assert [path["path"] for path in report["paths"]] == ["cufile-compat"]
+        assert report["verified"] and report["transfer"].startswith("GPU_")
+
+
+def test_cufile_that_does_not_start_is_refused_not_replaced(gpu, needs_cufile, source):
+    fake = gpu(FAKE_CUFILE_DRIVER_ERROR="5027")
+    error = fake.fails("copy", source, "cuda:0", "--transfer", "GPU_DIRECT")
+    assert error["object"] == "GPU_DIRECT" and "CPU_ASYNC_GPU" in error["hint"]
+    assert fake.report(source, "cuda:0", "--verify")["verified"]
+
+
+def test_mapped_reads_only(gpu, tmp_path):
+    error = gpu().fails("copy", "cuda:0", tmp_path / "out", "--size", "1M", "--transfer", "mapped")
+    assert error["hint"] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4097, 33 * MIB + 1])
@@ -98,7 +127,7 @@ def test_broken_driver_is_an_error_with_words(gpu, source):
 def test_explain_takes_the_gpu_where_there_is_one(gpu, source):
     plan = gpu().ok("explain", source, "--json").json
     assert plan["device"] == "cuda:0" and "device_reason" not in plan
-    assert any("GPU_DIRECT" in path["path"] for path in plan["refused"])
+    assert "gds" in [path["path"] for path in plan["refused"]]
 
 
 def test_explain_falls_back_to_the_host_if_the_gpu_does_not_start(gpu, source):

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef KIT_H
+#define KIT_H
+/*
+ * What the conform, fault and crash programs share: scratch folders that clean up after
+ * themselves, files full of the pattern, cold and warm page caches, and counts of what may leak.
+ * A failed case says which cell of its matrix it was in (kit_at).
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include "base/pattern.h"
+#include "penstock.h"
+#include "../unit/test.h"
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define KIT __attribute__((unused)) static
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KIT_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KIT_SANITIZED 1
+#endif
+#endif
+#ifndef KIT_SANITIZED
+#define KIT_SANITIZED 0
+#endif
+
+/* The error of the last call; OK() prints it. */
+KIT _Thread_local struct pen_error kit_err;
+KIT char kit_where[256];
+KIT char kit_folders[2][64];
+
+/* Say where in the matrix we are; printed when the case fails. */
+__attribute__((format(printf, 1, 2)))
+KIT void kit_at(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(kit_where, sizeof(kit_where), format, args);
+	va_end(args);
+}
+
+KIT void kit_words(const char *file, int line, const char *call, int rc)
+{
+	char text[1024];
+
+	pen_error_format(&kit_err, text, sizeof(text));
+	fprintf(stderr, "%s:%d: %s gave %d: %s\n", file, line, call, rc, text);
+}
+
+#define OK(call)                                                               \
+	do {                                                                   \
+		int kit_rc = (call);                                           \
+		if (kit_rc) {                                                  \
+			kit_words(__FILE__, __LINE__, #call, kit_rc);          \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+/* The call fails with this errno, and in words. */
+#define REFUSED(code, call)                                                    \
+	do {                                                                   \
+		int kit_rc = (call);                                           \
+		if (kit_rc != (code) || kit_err.code != (code) || !kit_err.message[0] || \
+		    !kit_err.operation[0]) {                                   \
+			kit_words(__FILE__, __LINE__, "wanted " #code " from " #call, kit_rc); \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+/* Calls `each` on every name in a folder; returns how many there are. */
+KIT unsigned int kit_list(const char *folder, void (*each)(const char *path))
+{
+	DIR *dir = opendir(folder);
+	struct dirent *entry;
+	unsigned int count = 0;
+	char path[512];
+
+	while (dir && (entry = readdir(dir)) != NULL) {
+		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+			continue;
+		count++;
+		snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+		if (each)
+			each(path);
+	}
+	if (dir)
+		closedir(dir);
+	return count;
+}
+
+KIT void kit_unlink(const char *path)
+{
+	unlink(path);
+}
+
+KIT void kit_end(int status, void *owner)
+{
+	if ((pid_t)(intptr_t)owner != getpid())
+		return;
+	if (status && status != TEST_SKIPPED && kit_where[0])
+		fprintf(stderr, "at: %s\n", kit_where);
+	for (size_t i = 0; i < COUNT(kit_folders); i++) {
+		if (!kit_folders[i][0])
+			continue;
+		kit_list(kit_folders[i], kit_unlink);
+		rmdir(kit_folders[i]);
+	}
+}
+
+enum kit_store { DISK, SHM };
+
+/* A scratch folder on the disk or in shared memory, gone when this process ends. */
+KIT const char *kit_folder(enum kit_store store)
+{
+	static bool armed;
+	const char *root = store == SHM ? "/dev/shm" : getenv("TMPDIR");
+	char *folder = kit_folders[store];
+
+	if (!armed)
+		on_exit(kit_end, (void *)(intptr_t)getpid());
+	armed = true;
+	if (folder[0])
+		return folder;
+	snprintf(folder, sizeof(kit_folders[0]), "%.40s/penstock-XXXXXX", root ? root : "/tmp");
+	CHECK(mkdtemp(folder) != NULL);
+	return folder;
+}
+
+/* Write the pattern, or one byte over and over, to [offset, offset + length) of a file. */
+KIT void kit_write(const char *path, uint64_t offset, uint64_t length, int byte)
+{
+	static unsigned char buffer[1 << 20];
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+
+	CHECK(fd >= 0);
+	for (uint64_t at = 0; at < length;) {
+		size_t part = length - at < sizeof(buffer) ? (size_t)(length - at) : sizeof(buffer);
+
+		if (byte < 0)
+			pattern_fill(buffer, part, offset + at);
+		else
+			memset(buffer, byte, part);
+		CHECK_EQ(pwrite(fd, buffer, part, (off_t)(offset + at)), part);
+		at += part;
+	}
+	CHECK_EQ(fsync(fd), 0);
+	close(fd);
+}
+
+KIT void kit_pattern(const char *path, uint64_t length)
+{
+	kit_write(path, 0, length, -1);
+}
+
+/* Take a range out of the page cache, or bring it in. A length of 0 means to the end. */
+KIT void kit_cool(const char *path, uint64_t offset, uint64_t length)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	CHECK(fd >= 0);
+	posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+	close(fd);
+}
+
+KIT void kit_warm(const char *path, uint64_t offset, uint64_t length)
+{
+	static unsigned char buffer[1 << 20];
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	uint64_t at = 0;
+	ssize_t n = 1;
+
+	CHECK(fd >= 0);
+	while ((!length || at < length) && n > 0) {
+		n = pread(fd, buffer, sizeof(buffer), (off_t)(offset + at));
+		at += (uint64_t)n;
+	}
+	close(fd);
+}
+
+/* Does the file hold exactly `size` bytes of the pattern? */
+KIT bool kit_holds(const char *path, uint64_t size)
+{
+	static unsigned char buffer[1 << 20];
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	uint64_t at = 0;
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	while ((n = pread(fd, buffer, sizeof(buffer), (off_t)at)) > 0 &&
+	       pattern_check(buffer, (size_t)n, at) == (size_t)n)
+		at += (uint64_t)n;
+	close(fd);
+	return !n && at == size;
+}
+
+KIT unsigned int kit_descriptors(void)
+{
+	return kit_list("/proc/self/fd", NULL);
+}
+
+KIT unsigned int kit_threads(void)
+{
+	return kit_list("/proc/self/task", NULL);
+}
+
+/* What the fake driver thinks was left behind or done wrong; 0 where a real one runs, or none. */
+KIT int kit_leaks(char *text, size_t size)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	int (*leaks)(char *, size_t) = NULL;
+	int count;
+
+	text[0] = 0;
+	if (library)
+		*(void **)&leaks = dlsym(library, "fake_cuda_leaks");
+	count = leaks ? leaks(text, size) : 0;
+	if (library)
+		dlclose(library);
+	return count;
+}
+
+/* Is cuda:N to be had, be it fake? Two fake GPUs are asked for; must come before any other use. */
+KIT struct pen_device *kit_device(const char *name)
+{
+	struct pen_device *device;
+
+	setenv("FAKE_CUDA_DEVICES", "2", 0);
+	if (pen_device_open(name, &device, &kit_err))
+		return NULL;
+	if (pen_device_ready(device, &kit_err)) {
+		pen_device_close(device);
+		return NULL;
+	}
+	return device;
+}
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Sizes, times and numbers as people write them, and bounded strings. What is no size is refused
+ * as such (-EINVAL); what is one but does not fit is told apart from it (-ERANGE).
+ */
+#include <errno.h>
+#include "base/text.h"
+#include "test.h"
+
+static uint64_t size_of(const char *text)
+{
+	uint64_t size = 0xdead;
+	int rc = text_to_size(text, &size);
+
+	if (rc)
+		fprintf(stderr, "\"%s\": %d\n", text, rc);
+	CHECK(!rc);
+	return size;
+}
+
+TEST(sizes_have_units_of_1024_and_of_1000)
+{
+	static const struct {
+		const char *text;
+		uint64_t size;
+	} cases[] = {
+		{ "0", 0 },		   { "4096", 4096 },	      { "7B", 7 },
+		{ "512K", 512 << 10 },	   { "512k", 512 << 10 },     { "1KiB", 1024 },
+		{ "1KB", 1000 },	   { "1kb", 1000 },	      { "1.5M", 3 << 19 },
+		{ "2GiB", 2ull << 30 },	   { "3GB", 3000000000ull },  { "1T", 1ull << 40 },
+		{ "1TB", 1000000000000ull }, { "0.5K", 512 },	      { "1.", 1 },
+		{ "007", 7 },		   { "0.001KB", 1 },	      { "2.5GB", 2500000000ull },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		CHECK_EQ(size_of(cases[i].text), cases[i].size);
+}
+
+TEST(whole_sizes_keep_all_64_bits)
+{
+	CHECK(size_of("18446744073709551615") == UINT64_MAX);
+	CHECK(size_of("9007199254740993") == 9007199254740993ull);
+	CHECK(size_of("16777215T") == 16777215ull << 40);
+}
+
+TEST(sizes_with_a_point_above_the_signed_range_are_right)
+{
+	/* 2^63 + 2^29: exact in a double, but beyond what llround() can return. */
+	CHECK(size_of("8589934592.5G") == (1ull << 63) + (1ull << 29));
+}
+
+TEST(sizes_that_do_not_fit_say_so)
+{
+	static const char *const large[] = {
+		"18446744073709551616", "16777216T", "99999999999999999999G", "16777216.5T",
+		"340282366920938463463374607431768211456",
+	};
+	uint64_t size;
+
+	for (size_t i = 0; i < sizeof(large) / sizeof(large[0]); i++)
+		CHECK_EQ(text_to_size(large[i], &size), -ERANGE);
+}
+
+TEST(junk_is_no_size)
+{
+	static const char *const junk[] = {
+		"", " ", "K", "-1", "+1", " 1", "1 ", "1 K", "0x10", "1e3", "inf", "nan", "1.2.3",
+		".5", ".", "1KK", "1Ki", "1KiBs", "1,5M", "1P", "12q", "M1", "1\n",
+	};
+	uint64_t size;
+
+	for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++)
+		CHECK_EQ(text_to_size(junk[i], &size), -EINVAL);
+}
+
+TEST(times_are_seconds_unless_they_say_otherwise)
+{
+	static const struct {
+		const char *text;
+		uint64_t ns;
+	} cases[] = {
+		{ "250us", 250000 }, { "5ms", 5000000 }, { "1.5s", 1500000000 }, { "2", 2000000000 },
+		{ "17ns", 17 },	     { "0", 0 },	 { "0.1ms", 100000 },	 { "5MS", 5000000 },
+		{ "1.5us", 1500 },
+	};
+	static const char *const junk[] = { "", "ms", "5m", "5 ms", "-1s", "1h", "1e3s", "5K" };
+	uint64_t ns;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		CHECK_EQ(text_to_nanoseconds(cases[i].text, &ns), 0);
+		CHECK_EQ(ns, cases[i].ns);
+	}
+	for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++)
+		CHECK_EQ(text_to_nanoseconds(junk[i], &ns), -EINVAL);
+	CHECK_EQ(text_to_nanoseconds("18446744074s", &ns), -ERANGE);
+}
+
+TEST(numbers_are_plain_and_within_their_range)
+{
+	uint64_t number;
+
+	CHECK_EQ(text_to_number("0", 0, &number), 0);
+	CHECK_EQ(number, 0);
+	CHECK_EQ(text_to_number("255", 255, &number), 0);
+	CHECK_EQ(number, 255);
+	CHECK_EQ(text_to_number("256", 255, &number), -ERANGE);
+	CHECK_EQ(text_to_number("18446744073709551615", UINT64_MAX, &number), 0);
+	CHECK_EQ(text_to_number("18446744073709551616", UINT64_MAX, &number), -ERANGE);
+	CHECK_EQ(text_to_number("1.0", 9, &number), -EINVAL);
+	CHECK_EQ(text_to_number("1K", 9999, &number), -EINVAL);
+	CHECK_EQ(text_to_number("-1", 9, &number), -EINVAL);
+	CHECK_EQ(text_to_number("", 9, &number), -EINVAL);
+}
+
+TEST(sizes_are_written_for_people)
+{
+	static const struct {
+		uint64_t size;
+		const char *text;
+	} cases[] = {
+		{ 0, "0 B" },		     { 1023, "1023 B" },	{ 1024, "1.00 KiB" },
+		{ 1536, "1.50 KiB" },	     { 3ull << 29, "1.50 GiB" }, { 25ull << 20, "25.0 MiB" },
+		{ 128ull << 20, "128 MiB" }, { UINT64_MAX, "16.0 EiB" },
+	};
+	char text[TEXT_SIZE_MAX];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		CHECK_TEXT(text_from_size(cases[i].size, text, sizeof(text)), cases[i].text);
+}
+
+TEST(copies_are_bounded_and_terminated)
+{
+	char text[8];
+
+	text_copy(text, sizeof(text), "");
+	CHECK_TEXT(text, "");
+	text_copy(text, sizeof(text), "1234567");
+	CHECK_TEXT(text, "1234567");
+	text_copy(text, sizeof(text), "12345678");
+	CHECK_TEXT(text, "1234567");
+}
+
+TEST(what_is_too_long_keeps_its_end)
+{
+	char text[8];
+
+	text_copy_end(text, sizeof(text), "1234567");
+	CHECK_TEXT(text, "1234567");
+	text_copy_end(text, sizeof(text), "12345678");
+	CHECK_TEXT(text, "...5678");
+	text_copy_end(text, sizeof(text), "a/very/long/file");
+	CHECK_TEXT(text, "...file");
+}
+
+TEST_MAIN
