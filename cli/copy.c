@@ -191,7 +191,9 @@ static int take_memory(struct copy *copy, struct pen_error *err)
 		copy->set.engine.memory_limit = share;
 		copy->window = share & ~(uint64_t)4095;	/* so that requests stay aligned */
 	}
-	for (int i = 0; !rc && i < 2 && i * copy->window < copy->length; i++)
+	/* What is read into memory the job allocates itself, so that it can read ahead while a GPU
+	 * is still starting. */
+	for (int i = 0; !rc && copy->out && i < 2 && i * copy->window < copy->length; i++)
 		rc = pen_device_alloc(copy->device, copy->window, (void **)&copy->memory[i], err);
 	return rc;
 }
@@ -230,21 +232,7 @@ static void close_sides(struct copy *copy)
 
 /* -------------------------------------------------------------------------------- the jobs -- */
 
-/*
- * Half of the time that seems left: looks come closer together towards the end, so that it is
- * noticed at once. Never so often that looking costs more than a trifle.
- */
-static double nap(const struct pen_progress *job)
-{
-	double left = job->bytes ? job->seconds * (double)(job->total - job->bytes) /
-					   (double)job->bytes
-				 : job->seconds;
-	double least = job->seconds / 500 > 0.0002 ? job->seconds / 500 : 0.0002;
-
-	if (left / 2 < least)
-		return least < 0.05 ? least : 0.05;
-	return left / 2 < 0.05 ? left / 2 : 0.05;
-}
+#define LOOK_SECONDS 0.05	/* between looks at the jobs, for the bar and for Ctrl-C */
 
 /* Look after the jobs (some may be NULL) until all have ended. One that fails stops the other. */
 static void watch(struct copy *copy, struct pen_job *const jobs[2])
@@ -254,8 +242,8 @@ static void watch(struct copy *copy, struct pen_job *const jobs[2])
 
 	for (;;) {
 		uint64_t moved = before;
-		bool running = false, stop = interrupt_signal() != 0;
-		double pause = 0.05;
+		struct pen_job *running = NULL;
+		bool stop = interrupt_signal() != 0;
 
 		for (int i = 0; i < 2; i++) {
 			struct pen_progress job;
@@ -265,10 +253,8 @@ static void watch(struct copy *copy, struct pen_job *const jobs[2])
 			pen_job_poll(jobs[i], &job);
 			moved += job.bytes;
 			stop |= job.state == PEN_DRAINING || job.state > PEN_DONE;
-			if (job.state < PEN_DONE) {
-				running = true;
-				pause = nap(&job) < pause ? nap(&job) : pause;
-			}
+			if (job.state < PEN_DONE)
+				running = jobs[i];
 		}
 		if (!running)
 			return;
@@ -276,10 +262,7 @@ static void watch(struct copy *copy, struct pen_job *const jobs[2])
 			if (jobs[i])
 				pen_job_cancel(jobs[i]);
 		progress_show(&copy->progress, moved / sides);
-
-		struct timespec length = { .tv_nsec = (long)(pause * 1e9) };
-
-		nanosleep(&length, NULL);
+		pen_job_wait_for(running, LOOK_SECONDS);
 	}
 }
 
@@ -298,7 +281,7 @@ static void finish(struct pen_job *job, struct pen_report *sum, int *rc, struct 
 }
 
 /* The options of a job. Dropping is for whole objects: the last job of each does it for all. */
-static struct pen_options job_options(const struct copy *copy, const struct pen_extent *extent,
+static struct pen_options job_options(struct copy *copy, const struct pen_extent *extent,
 				      uint64_t object_start)
 {
 	struct pen_options options = copy->set.engine;
@@ -306,6 +289,10 @@ static struct pen_options job_options(const struct copy *copy, const struct pen_
 
 	if (!last && options.cache == PEN_CACHE_DROP)
 		options.cache = PEN_CACHE_AUTO;
+	if (!copy->out) {
+		options.allocate = copy->length;
+		options.allocated = (void **)&copy->memory[0];
+	}
 	return options;
 }
 

@@ -186,7 +186,7 @@ enum pen_transfer_type {
 enum pen_cache {
 	PEN_CACHE_AUTO,		/* as the path has it: direct reads leave nothing, cached reads stay */
 	PEN_CACHE_KEEP,		/* everything read or written is in the page cache afterwards */
-	PEN_CACHE_DROP,		/* nothing of the object is in the page cache afterwards */
+	PEN_CACHE_DROP,		/* nothing of the objects is in the page cache when the job ends */
 };
 
 struct pen_options {
@@ -194,14 +194,20 @@ struct pen_options {
 	int transfer;			/* enum pen_transfer_type; a type that cannot be had here is
 					   refused, never replaced */
 	int cache;			/* enum pen_cache */
-	uint64_t memory_limit;		/* most pinned staging memory; 0: 128 MiB */
-	uint64_t request_size;		/* bytes of one request; 0: found at run time */
+	uint64_t memory_limit;		/* most pinned staging memory, at least 64 KiB; 0: 128 MiB */
+	uint64_t request_size;		/* bytes of one request, a power of two from 4 KiB to 1 GiB;
+					   0: found at run time */
 	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
 	uint32_t depth;			/* requests in flight over all lanes; 0: found at run time */
 	uint64_t gap;			/* read through holes up to this; 0: 64 KiB; UINT64_MAX: none */
 	void *stream;			/* a CUstream: the job starts after what it holds, and what is
 					   queued on it after pen_job_wait() sees the bytes; NULL: none */
 	const char *inject;		/* faults for tests, see penstock-copy(1); NULL: none */
+	uint64_t allocate;		/* for reads: let the job allocate this much memory of the
+					   device itself, as soon as the device is up, while it reads
+					   ahead; the extents' `memory` are then offsets into it */
+	void **allocated;		/* where pen_job_wait() puts that memory; yours to free; NULL
+					   there after an error */
 };
 
 #define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options), .transfer = PEN_AUTO }
@@ -271,6 +277,12 @@ void pen_job_poll(struct pen_job *job, struct pen_progress *progress);
 
 /* Ask the job to stop; pen_job_wait() then returns -ECANCELED unless it was done already. */
 void pen_job_cancel(struct pen_job *job);
+
+/*
+ * Wait for the end, but not longer than `seconds`; 0 when the job has ended (pen_job_wait() will
+ * return at once), -ETIMEDOUT otherwise. For loops that show progress.
+ */
+int pen_job_wait_for(struct pen_job *job, double seconds);
 
 /*
  * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a

@@ -30,6 +30,32 @@ void job_fail(struct pen_job *job, const struct pen_error *err)
 	pthread_mutex_unlock(&job->lock);
 }
 
+int job_allocate(struct pen_job *job, struct pen_error *err)
+{
+	int rc = 0;
+
+	if (!job->options.allocate)
+		return 0;
+	pthread_mutex_lock(&job->lock);
+	if (!job->allocated) {
+		rc = pen_device_alloc(job->device, job->options.allocate, &job->allocated, err);
+		if (!rc)
+			atomic_store(&job->shift, (intptr_t)job->allocated - (intptr_t)PLAN_RELATIVE);
+	}
+	pthread_mutex_unlock(&job->lock);
+	return rc;
+}
+
+void job_lane_ended(struct pen_job *job)
+{
+	pthread_mutex_lock(&job->lock);
+	if (atomic_fetch_sub(&job->running, 1) == 1) {
+		atomic_store(&job->end_ns, os_now());
+		pthread_cond_broadcast(&job->ended);
+	}
+	pthread_mutex_unlock(&job->lock);
+}
+
 struct tally *job_tally(struct pen_job *job, const char *path, const char *reason)
 {
 	struct tally *tally = NULL;
@@ -80,6 +106,7 @@ static void job_free(struct pen_job *job)
 			piece_put(&job->budget, job->lanes[i].ring.pieces[p]);
 	free(job->lanes);
 	path_free(job->path);
+	pthread_cond_destroy(&job->ended);
 	pthread_mutex_destroy(&job->lock);
 	free(job->inject);
 	free(job);
@@ -137,10 +164,15 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 		   const struct pen_options *options, struct pen_job **result)
 {
 	struct pen_job *job = os_calloc(1, sizeof(*job));
+	pthread_condattr_t clock;
 
 	if (!job)
 		return -ENOMEM;
 	pthread_mutex_init(&job->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&job->ended, &clock);
+	pthread_condattr_destroy(&clock);
 	job->direction = direction;
 	job->device = device;
 	job->options = *options;
@@ -182,7 +214,7 @@ static void job_start(struct pen_job *job)
 		lane->started = !rc;
 		if (!rc)
 			continue;
-		atomic_fetch_sub(&job->running, 1);
+		job_lane_ended(job);
 		if (lane->index)
 			continue;
 		error_sys(&err, rc, "start a thread for", "the transfer", -1);
@@ -217,6 +249,15 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		return error_sys(err, rc, "start", "a transfer", -1);
 	}
 	(*job)->start_ns = start;
+	/* Host memory, and the memory of a job with nothing to read, can be had at once. */
+	if (device->is_host || !(*job)->lane_count) {
+		rc = job_allocate(*job, err);
+		if (rc) {
+			job_free(*job);
+			*job = NULL;
+			return rc;
+		}
+	}
 	job_start(*job);
 	return 0;
 }
@@ -317,6 +358,29 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	report->size = size;
 }
 
+int pen_job_wait_for(struct pen_job *job, double seconds)
+{
+	uint64_t end = os_now() + (uint64_t)((seconds > 0 ? seconds : 0) * 1e9);
+	struct timespec until = { (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
+	int rc = 0;
+
+	pthread_mutex_lock(&job->lock);
+	while (atomic_load(&job->running) && !rc)
+		rc = pthread_cond_timedwait(&job->ended, &job->lock, &until);
+	pthread_mutex_unlock(&job->lock);
+	return -rc;
+}
+
+/* Memory the job allocated is the caller's if all went well, and nobody's otherwise. */
+static void hand_over_memory(struct pen_job *job, int rc)
+{
+	if (!job->options.allocate)
+		return;
+	*job->options.allocated = rc ? NULL : job->allocated;
+	if (rc)
+		pen_device_free(job->device, job->allocated, job->options.allocate, NULL);
+}
+
 int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_error *err)
 {
 	int rc = 0;
@@ -340,6 +404,7 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 		job->state = PEN_DONE;
 		tuner_fini(&job->tuner);
 	}
+	hand_over_memory(job, rc);
 	if (report)
 		fill_report(job, report);
 	job_free(job);

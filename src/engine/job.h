@@ -94,13 +94,16 @@ struct pen_job {
 	_Atomic uint64_t serial;
 	_Atomic uint64_t injected;
 	_Atomic uint64_t mapped, mapped_peak;	/* page cache pinned now, and most ever; bytes */
+	void *allocated;		/* memory that the job allocated itself; guarded by lock */
+	_Atomic intptr_t shift;		/* from the plan's addresses to real ones */
 	_Atomic uint64_t ready_ns;	/* when a lane's device could first take bytes */
 	uint64_t start_ns;
 	atomic_int state;
 	atomic_bool cancelled;
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
-	pthread_mutex_t lock;		/* guards error, tallies, refused */
+	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */
+	pthread_cond_t ended;		/* the last lane has ended */
 	struct pen_error error;
 	struct tally tallies[PEN_PATHS_MAX];
 	unsigned int tally_count;
@@ -115,6 +118,12 @@ bool job_running(struct pen_job *job);
 
 /* The first error wins; the job starts to drain. */
 void job_fail(struct pen_job *job, const struct pen_error *err);
+
+/* Allocate the memory that the caller left to the job, once. The device must be ready. */
+int job_allocate(struct pen_job *job, struct pen_error *err);
+
+/* The last act of a lane. */
+void job_lane_ended(struct pen_job *job);
 
 /* The tally of a path, made on first use. */
 struct tally *job_tally(struct pen_job *job, const char *path, const char *reason);

@@ -165,6 +165,9 @@ static int open_device(struct lane *lane, struct pen_error *err)
 	if (rc)
 		return rc;
 	lane->device_up = true;
+	rc = job_allocate(lane->job, err);
+	if (rc)
+		return rc;
 	atomic_compare_exchange_strong(&lane->job->ready_ns, &none, os_now());
 	return 0;
 }
@@ -339,6 +342,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 {
 	const struct plan *plan = lane->job->path->plan;
 	struct pen_device *device = lane->job->device;
+	intptr_t shift = atomic_load_explicit(&lane->job->shift, memory_order_relaxed);
 	struct device_copy pending = { .rows = 0 };
 	int rc;
 
@@ -351,7 +355,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 			const struct plan_copy *copy = &plan->copies[request->first_copy + c];
 
 			if (pending.rows == 1 && copy->rows == 1 &&
-			    pending.memory + pending.width == copy->memory &&
+			    pending.memory + pending.width == copy->memory + shift &&
 			    pending.host + pending.width == base + copy->at) {
 				pending.width += copy->width;
 				continue;
@@ -362,7 +366,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 					return rc;
 			}
 			pending = (struct device_copy){
-				.memory = copy->memory,
+				.memory = copy->memory + shift,
 				.host = base + copy->at,
 				.width = copy->width,
 				.rows = copy->rows,
@@ -602,7 +606,8 @@ static unsigned char *placement(struct lane *lane, const struct transit *transit
 	const struct plan *plan = lane->job->path->plan;
 	const struct plan_request *head = &plan->requests[transit->first];
 	const struct object_info *info = &plan->objects[head->object]->info;
-	unsigned char *memory = plan->copies[head->first_copy].memory;
+	unsigned char *memory = plan->copies[head->first_copy].memory +
+				atomic_load_explicit(&lane->job->shift, memory_order_relaxed);
 
 	if (lane->queue.inner->placed)
 		return memory;
@@ -924,7 +929,6 @@ static void tear_down(struct lane *lane)
 void *lane_run(void *argument)
 {
 	struct lane *lane = argument;
-	struct pen_job *job = lane->job;
 
 	os_precise_sleep();
 	lane->own_way = *lane->way;
@@ -932,7 +936,6 @@ void *lane_run(void *argument)
 		carry(lane);
 	tear_down(lane);
 	lane->cpu_ns = os_thread_cpu();
-	if (atomic_fetch_sub(&job->running, 1) == 1)
-		atomic_store(&job->end_ns, os_now());
+	job_lane_ended(lane->job);
 	return NULL;
 }

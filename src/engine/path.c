@@ -136,6 +136,9 @@ int path_options(const struct pen_options *given, struct pen_options *full, stru
 	if (full->lanes > LANES_MAX)
 		return error_set(err, -EINVAL, "use", object, -1, "%u lanes are more than %u",
 				 full->lanes, LANES_MAX);
+	if (full->allocate && !full->allocated)
+		return error_set(err, -EINVAL, "use", object, -1,
+				 "there is no place for the memory to allocate");
 	if (!full->gap)
 		full->gap = GAP_DEFAULT;
 	else if (full->gap == UINT64_MAX)
@@ -611,6 +614,8 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 	const struct pen_options *options = chooser->options;
 	struct plan_wishes wishes = {
 		.write = chooser->direction != PEN_READ,
+		.relative = options->allocate != 0,
+		.relative_size = options->allocate,
 		.placed = placed,
 		.unit = UNIT,
 		.gap = options->gap,

@@ -95,9 +95,13 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 				 "extent %zu is larger than any file or memory", index);
 	if (!extent->length)
 		return 0;
-	if (!extent->memory)
+	if (!extent->memory && !maker->wishes->relative)
 		return error_set(maker->err, -EFAULT, operation, object->name,
 				 (int64_t)extent->offset, "extent %zu has no memory", index);
+	if (maker->wishes->relative && memory_end > maker->wishes->relative_size)
+		return error_set(maker->err, -ERANGE, operation, object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu ends beyond the memory to allocate", index);
 	if (end > object->info.size && (!maker->wishes->write || object->info.size)) {
 		error_set(maker->err, -ERANGE, operation, object->name, (int64_t)extent->offset,
 			  "extent %zu ends at byte %llu, the object at %llu", index,
@@ -135,6 +139,7 @@ static int object_index(struct maker *maker, struct pen_object *object, uint32_t
 
 static int flatten(struct maker *maker, const struct pen_extent *extents, size_t count)
 {
+	uintptr_t base = maker->wishes->relative ? PLAN_RELATIVE : 0;
 	size_t total = 0;
 	uint32_t object = 0;
 	int rc;
@@ -162,7 +167,8 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 
 			flat->offset = extent->offset + row * extent->object_pitch;
 			flat->length = extent->length;
-			flat->memory = (unsigned char *)extent->memory + row * extent->memory_pitch;
+			flat->memory = (unsigned char *)(base + (uintptr_t)extent->memory +
+							 row * extent->memory_pitch);
 			flat->object = object;
 			maker->plan->bytes += extent->length;
 		}

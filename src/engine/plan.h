@@ -45,8 +45,13 @@ struct plan {
 	uint64_t bytes;		/* in memory */
 };
 
+/* What stands in a plan for the first byte of memory that is allocated later. */
+#define PLAN_RELATIVE ((uintptr_t)1 << 32)
+
 struct plan_wishes {
 	bool write;
+	bool relative;		/* memory is an offset into what the job will allocate ... */
+	uint64_t relative_size;	/* ... which will have this size */
 	bool placed;		/* each request goes straight to one stretch of memory */
 	uint64_t unit;		/* power of two; most bytes of one request */
 	uint64_t gap;		/* read through holes up to this */

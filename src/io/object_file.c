@@ -145,8 +145,9 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 		return rc;
 	object->info.size = (uint64_t)state->opened.st_size;
 	if (S_ISBLK(state->opened.st_mode)) {
-		off_t end = lseek(object->fd, 0, SEEK_END);
-		object->info.size = end > 0 ? (uint64_t)end : 0;
+		rc = os_end(object->fd, &object->info.size);
+		if (rc)
+			return fail(object, rc, "find the end of", err);
 	}
 	describe(object, &state->opened);
 	open_direct(object, O_RDONLY);
@@ -172,12 +173,15 @@ static void name_temporary(struct file_state *state, const char **base)
 		 state->directory, *base, getpid(), atomic_fetch_add(&counter, 1));
 }
 
-static int open_beside(struct pen_object *object, struct pen_error *err)
+static int open_beside(struct pen_object *object, bool exists, struct pen_error *err)
 {
 	struct file_state *state = object->state;
 	const char *base;
-	int fd;
+	/* Replacing needs only the directory's leave, but who protects a file means it. */
+	int fd = exists ? os_may_write(state->target) : 0;
 
+	if (fd < 0)
+		return fail(object, fd, "replace", err);
 	name_temporary(state, &base);
 	fd = os_open(state->directory, O_TMPFILE | O_RDWR, 0666);
 	if (fd >= 0)
@@ -227,6 +231,25 @@ static int reserve(struct pen_object *object, struct pen_error *err)
 	return rc ? fail(object, rc, "reserve space for", err) : 0;
 }
 
+/* A link to nothing yet: what it points to is created, and the link stays a link. */
+static void follow_links(char target[PATH_MAX])
+{
+	char link[PATH_MAX], joined[2 * PATH_MAX];
+
+	for (int hops = 0; hops < 16 && !os_readlink(target, link, sizeof(link)); hops++) {
+		char *slash = strrchr(target, '/');
+
+		if (link[0] == '/' || !slash)
+			snprintf(joined, sizeof(joined), "%s", link);
+		else
+			snprintf(joined, sizeof(joined), "%.*s/%s", (int)(slash - target), target,
+				 link);
+		if (strlen(joined) >= PATH_MAX)
+			return;
+		strcpy(target, joined);
+	}
+}
+
 static int open_for_writing(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
@@ -253,13 +276,12 @@ static int open_for_writing(struct pen_object *object, struct pen_error *err)
 		if (object->name[length - 1] == '/')
 			return fail(object, -EISDIR, "create", err);
 		strcpy(state->target, object->name);
+		follow_links(state->target);
 	}
 	if (object->mode == PEN_WRITE_IN_PLACE || (exists && !S_ISREG(state->opened.st_mode)))
 		rc = open_in_place(object, exists, err);
-	else if (exists && access(state->target, W_OK) < 0 && errno == EROFS)
-		rc = fail(object, -EROFS, "replace", err);
 	else
-		rc = open_beside(object, err);
+		rc = open_beside(object, exists, err);
 	if (rc)
 		return rc;
 	rc = reserve(object, err);

@@ -255,6 +255,8 @@ static bool distort(struct queue *queue, struct queue_request *request)
 		size_t keep = rule->value ? rule->value : request->done / 2;
 
 		count_hit(queue);
+		/* Nothing at all would mean the end of the file. */
+		keep = keep ? keep : 1;
 		if (keep < request->done)
 			request->done = keep;
 	}

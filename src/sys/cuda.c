@@ -95,6 +95,8 @@ int cuda_error(const struct cuda_api *cuda, cuda_result result, const char *oper
 	}
 	error_vendor(err, code, PEN_DOMAIN_CUDA, result, operation, object, "%s (%s, CUDA %d)",
 		     text ? text : "", name ? name : "unknown error", result);
+	if (code == -EIO)
+		error_hint(err, "Look into nvidia-smi and the kernel log for what ails the driver");
 	if (result == CUDA_NO_DEVICE)
 		error_hint(err, "Check that nvidia-smi lists a GPU and CUDA_VISIBLE_DEVICES does "
 				"not hide it");

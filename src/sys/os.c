@@ -132,6 +132,36 @@ int os_unlink(const char *path)
 	return result(unlink(path));
 }
 
+int os_may_write(const char *path)
+{
+	FAULT("access");
+	return result(access(path, W_OK));
+}
+
+int os_readlink(const char *path, char *target, size_t size)
+{
+	ssize_t n;
+
+	FAULT("readlink");
+	n = readlink(path, target, size - 1);
+	if (n < 0)
+		return -errno;
+	target[n] = 0;
+	return 0;
+}
+
+int os_end(int fd, uint64_t *size)
+{
+	off_t end;
+
+	FAULT("lseek");
+	end = lseek(fd, 0, SEEK_END);
+	if (end < 0)
+		return -errno;
+	*size = (uint64_t)end;
+	return 0;
+}
+
 int os_realpath(const char *path, char resolved[PATH_MAX])
 {
 	FAULT("realpath");

@@ -28,6 +28,9 @@ int os_chown(int fd, uid_t uid, gid_t gid);
 int os_link_fd(int fd, const char *path);
 int os_rename(const char *from, const char *to);
 int os_unlink(const char *path);
+int os_may_write(const char *path);	/* access(2) */
+int os_readlink(const char *path, char *target, size_t size);
+int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
