@@ -14,25 +14,11 @@
 /* Where the pretended memory lies; nothing is ever read from or written to it. */
 #define PRETENDED ((void *)(uintptr_t)(2u << 20))
 
-static const struct way *way_of(const struct path *path, enum path_list list)
+static void name_list(const struct path *path, enum path_list list, char *name, size_t size)
 {
 	for (unsigned int i = 0; i < path->way_count; i++)
 		if (path->ways[i].list == list)
-			return &path->ways[i];
-	return NULL;
-}
-
-/* "mapped+cached": every way that carries the list. */
-static void name_list(const struct path *path, enum path_list list, char *name, size_t size)
-{
-	name[0] = 0;
-	for (unsigned int i = 0; i < path->way_count; i++) {
-		if (path->ways[i].list != list)
-			continue;
-		if (name[0])
-			strncat(name, "+", size - strlen(name) - 1);
-		strncat(name, path->ways[i].name, size - strlen(name) - 1);
-	}
+			text_copy(name, size, path->ways[i].name);
 }
 
 /* One range for each stretch of the object that stays in one list. */
@@ -76,10 +62,7 @@ static void fill_paths(struct pen_explanation *answer, const struct path *path)
 
 		text_copy(entry->path, sizeof(entry->path), path->ways[i].name);
 		text_copy(entry->reason, sizeof(entry->reason), path->ways[i].reason);
-		/* Two ways of one list share its bytes as they go. */
-		entry->bytes = way_of(path, path->ways[i].list) == &path->ways[i]
-				       ? path->work[path->ways[i].list].bytes
-				       : 0;
+		entry->bytes = path->work[path->ways[i].list].bytes;
 		answer->lanes += path->ways[i].lanes;
 	}
 	answer->refused_count = path->refused_count;

@@ -23,18 +23,17 @@
 #define HOT_SHARE 0.9
 #define GAP_DEFAULT ((uint64_t)64 << 10)
 /* Lanes of each kind; more does not pay (docs/performance.md). */
-#define CACHED_LANES_GPU 10u
+#define CACHED_LANES_GPU 8u
 #define CACHED_LANES_HOST 16u
 #define URING_LANES 4u
 #define THREAD_LANES 16u
 #define CUFILE_LANES 8u
-/* The mapped way registers this much at a time: a registration has a fixed cost. */
-#define MAPPED_SIZE (32u << 20)
-/* Below this limit there is no memory to spare for it. */
-#define MAPPED_MEMORY ((uint64_t)16 << 20)
-#define CACHED_SIZE (2u << 20)
-/* With so few cores the CPU is the bottleneck, and the mapped way carries everything hot. */
-#define SCARCE_CORES 3u
+/* The mapped way registers this much at a time, on one lane: a registration has a fixed cost, and
+ * the driver does one at a time, holding up everybody's copies. So it is not mixed with others. */
+#define MAPPED_SIZE (64u << 20)
+#define CACHED_SIZE (4u << 20)
+/* With so few cores copying is slower than the mapped way, which takes a quarter of one. */
+#define SCARCE_CORES 4u
 #define CUFILE_SIZE (16u << 20)
 /* Extents smaller than this on average are better read together and scattered. */
 #define GDS_WORTH ((uint64_t)512 << 10)
@@ -174,7 +173,7 @@ static struct way *add_way(struct path *path, const char *name, const struct que
 	struct way *way = &path->ways[path->way_count++];
 	va_list args;
 
-	assert(path->way_count <= WAYS_MAX);
+	assert(path->way_count <= LISTS);
 	memset(way, 0, sizeof(*way));
 	text_copy(way->name, sizeof(way->name), name);
 	way->queue = queue;
@@ -338,7 +337,7 @@ static void add_mapped(struct chooser *chooser, const char *why)
 
 	way->list = HOT;
 	way->size = MAPPED_SIZE;
-	way->lanes = chooser->cores > SCARCE_CORES ? 1 : 2;
+	way->lanes = 1;
 }
 
 static void add_cufile(struct chooser *chooser, int transfer, const char *name, const char *why)
@@ -367,18 +366,15 @@ static void choose_hot(struct chooser *chooser)
 				  ? "--cache keep asks for the page cache"
 			  : no_direct ? no_direct
 				      : "in the page cache";
-	bool pays = path->work[HOT].bytes >= MAPPED_SIZE &&
-		    chooser->options->memory_limit >= MAPPED_MEMORY;
+	bool scarce = chooser->cores <= SCARCE_CORES && path->work[HOT].bytes >= MAPPED_SIZE;
 
 	if (no_direct)
 		refuse(path, "direct-uring", "%s", no_direct);
-	if (!chooser->device->is_host && chooser->direction == PEN_READ && pays &&
-	    !path->hot_is_cold) {
-		add_mapped(chooser, "in the page cache, which the GPU reads by itself");
-		if (chooser->cores <= SCARCE_CORES)
-			return;
-	}
-	add_cached(chooser, HOT, why);
+	if (!chooser->device->is_host && chooser->direction == PEN_READ && scarce &&
+	    !path->hot_is_cold)
+		add_mapped(chooser, "in the page cache, and cores are too few to copy it");
+	else
+		add_cached(chooser, HOT, why);
 }
 
 /* Into memory of the host, or staged for a GPU, by residency. */
@@ -456,6 +452,9 @@ static int choose_cufile(struct chooser *chooser)
 				      PEN_CPU_ASYNC_GPU);
 		bool this_compat;
 
+		rc = object_need_name(path->plan->objects[i], chooser->err);
+		if (rc)
+			return rc;
 		rc = queue_cufile_probe(path->plan->objects[i], chooser->device, &this_compat, &why);
 		compat |= this_compat;
 		if (rc) {
@@ -581,8 +580,6 @@ static void fit(struct path *path, const struct pen_options *options)
 			continue;
 		while (way->size > path->unit && mapped_most(way) > share)
 			way->size /= 2;
-		while (way->lanes > 1 && mapped_most(way) > share)
-			way->lanes--;
 		limit -= mapped_most(way) < limit ? mapped_most(way) : limit;
 		/* A lane that steps down gives this share back to the ring, in pieces. */
 		while (piece > 2 * way->size)

@@ -4,10 +4,10 @@
 /*
  * Which way each byte travels. A way is a queue, a descriptor kind and a copy style with a name
  * and a reason. A plan's requests are split into two lists, cold and hot, by what the page cache
- * holds; each list is carried by one or two ways at the same time:
+ * holds; each list is carried by a way of its own, both at the same time:
  *
- *   cold   direct-uring | direct-threads | cached | gds | cufile-compat | synthetic
- *   hot    cached, and beside it mapped where a GPU can read the page cache by itself
+ *   cold   direct-uring | direct-threads | gds | cufile-compat | synthetic
+ *   hot    cached | mapped
  *
  * Each better way that cannot be had is kept with its reason, and what to do about it.
  */
@@ -20,7 +20,6 @@
 #define MEMORY_LIMIT_DEFAULT ((uint64_t)128 << 20)
 #define MEMORY_LIMIT_MIN ((uint64_t)64 << 10)
 #define LANES_MAX 64u
-#define WAYS_MAX 3
 
 enum path_list { COLD, HOT, LISTS };
 
@@ -47,7 +46,7 @@ struct work {
 struct path {
 	struct plan *plan;
 	struct work work[LISTS];
-	struct way ways[WAYS_MAX];
+	struct way ways[LISTS];
 	unsigned int way_count;
 	uint64_t memory_limit;
 	size_t piece_size;

@@ -102,6 +102,11 @@ int object_unchanged(struct pen_object *object, struct pen_error *err)
 	return object->ops->unchanged(object, err);
 }
 
+int object_need_name(struct pen_object *object, struct pen_error *err)
+{
+	return object->ops->need_name(object, err);
+}
+
 int object_uncache(struct pen_object *object, struct pen_error *err)
 {
 	return object->ops->uncache(object, err);

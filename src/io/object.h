@@ -43,6 +43,10 @@ struct object_ops {
 	/* Drop it from the page cache. */
 	int (*uncache)(struct pen_object *object, struct pen_error *err);
 
+	/* Some libraries open a file again by its name (cuFile does): let the direct descriptor be
+	 * one that has a name, if need be a temporary one. Before any request. */
+	int (*need_name)(struct pen_object *object, struct pen_error *err);
+
 	int (*commit)(struct pen_object *object, struct pen_error *err);
 	void (*close)(struct pen_object *object);
 };
@@ -65,6 +69,7 @@ int object_residency(struct pen_object *object, uint64_t offset, uint64_t length
 		     uint64_t *resident, struct pen_error *err);
 int object_unchanged(struct pen_object *object, struct pen_error *err);
 int object_uncache(struct pen_object *object, struct pen_error *err);
+int object_need_name(struct pen_object *object, struct pen_error *err);
 
 /* How residency is asked on this machine: "cachestat", "mincore". */
 const char *object_residency_method(void);

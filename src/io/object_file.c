@@ -450,20 +450,49 @@ static int inherit(struct pen_object *object, struct pen_error *err)
 	return rc ? fail(object, rc, "keep the mode of", err) : 0;
 }
 
-static int publish(struct pen_object *object, struct pen_error *err)
+/* Give an unnamed file its temporary name. */
+static int give_name(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
 	const char *base;
 	int rc;
 
-	if (!state->temporary[0]) {
-		name_temporary(state, &base);
-		rc = os_link_fd(object->fd, state->temporary);
-		if (rc) {
-			state->temporary[0] = 0;
-			return fail(object, rc, "name a file beside", err);
-		}
-	}
+	if (state->temporary[0])
+		return 0;
+	name_temporary(state, &base);
+	rc = os_link_fd(object->fd, state->temporary);
+	if (!rc)
+		return 0;
+	state->temporary[0] = 0;
+	return fail(object, rc, "name a file beside", err);
+}
+
+static int file_need_name(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int rc;
+
+	if (object->mode == PEN_READ || state->in_place || state->temporary[0])
+		return 0;
+	rc = give_name(object, err);
+	if (rc || object->direct_fd < 0)
+		return rc;
+	/* A descriptor keeps the name it was opened by, so it has to be a new one. */
+	rc = os_open(state->temporary, O_RDWR | O_DIRECT, 0);
+	if (rc < 0)
+		return fail(object, rc, "open a file beside", err);
+	os_close(object->direct_fd);
+	object->direct_fd = rc;
+	return 0;
+}
+
+static int publish(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int rc = give_name(object, err);
+
+	if (rc)
+		return rc;
 	rc = os_rename(state->temporary, state->target);
 	if (rc)
 		return fail(object, rc, "rename into place", err);
@@ -505,6 +534,7 @@ const struct object_ops object_file_ops = {
 	.residency = file_residency,
 	.unchanged = file_unchanged,
 	.uncache = file_uncache,
+	.need_name = file_need_name,
 	.commit = file_commit,
 	.close = file_close,
 };

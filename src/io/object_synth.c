@@ -101,6 +101,7 @@ const struct object_ops object_synth_ops = {
 	.residency = synth_residency,
 	.unchanged = synth_nothing,
 	.uncache = synth_nothing,
+	.need_name = synth_nothing,
 	.commit = synth_nothing,
 	.close = synth_close,
 };
