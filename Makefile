@@ -12,7 +12,7 @@ all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) --quiet
 
 $(BUILD)/build.ninja:
-	@tools/setup.sh build
+	@PENSTOCK_DEPS='$(DEPS)' tools/setup.sh build
 	@meson setup $(BUILD) $(MESON_OPTIONS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@rm -f $(BUILD).log
 

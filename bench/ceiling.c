@@ -138,9 +138,10 @@ double raw_read_to(int fd, struct geometry geometry, uint64_t offset, uint64_t l
 }
 
 double raw_write(const char *path, struct geometry geometry, uint64_t length,
-		 unsigned char *stage, bool pattern)
+		 unsigned char *memory, enum raw_source source)
 {
-	struct loop loop = { .write = true, .pattern = pattern, .memory = stage };
+	struct loop loop = { .write = true, .pattern = source == FROM_PATTERN,
+			     .spread = source == FROM_MEMORY, .memory = memory };
 	double seconds, flush;
 
 	unlink(path);
@@ -224,10 +225,11 @@ double gpu_copy(struct gpu *gpu, bool to_gpu, void *memory, uint64_t length, int
 		unsigned char *host = gpu->stage + i * COPY_SIZE % STAGE_SIZE;
 		cuda_pointer device = (cuda_pointer)(uintptr_t)memory + at;
 		void *stream = gpu->streams[i % (uint64_t)streams];
+		cuda_result result =
+			to_gpu ? gpu->cuda->cuMemcpyHtoDAsync_v2(device, host, size, stream)
+			       : gpu->cuda->cuMemcpyDtoHAsync_v2(host, device, size, stream);
 
-		cuda_check(gpu, to_gpu ? gpu->cuda->cuMemcpyHtoDAsync_v2(device, host, size, stream)
-				       : gpu->cuda->cuMemcpyDtoHAsync_v2(host, device, size, stream),
-			   "copy");
+		cuda_check(gpu, result, "copy");
 	}
 	for (int i = 0; i < streams; i++)
 		cuda_check(gpu, gpu->cuda->cuStreamSynchronize(gpu->streams[i]), "copy");
@@ -317,7 +319,8 @@ double gpu_plain_read(struct gpu *gpu, int fd, void *memory, uint64_t length, in
 
 		reader->plain = &plain;
 		reader->slots = gpu->stage + (uint64_t)i * PLAIN_SLOTS * PLAIN_SIZE;
-		cuda_check(gpu, gpu->cuda->cuStreamCreate(&reader->stream, CUDA_STREAM_NON_BLOCKING),
+		cuda_check(gpu, gpu->cuda->cuStreamCreate(&reader->stream,
+							  CUDA_STREAM_NON_BLOCKING),
 			   "make a stream on");
 		for (int slot = 0; slot < PLAIN_SLOTS; slot++)
 			cuda_check(gpu, gpu->cuda->cuEventCreate(&reader->events[slot],

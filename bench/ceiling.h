@@ -6,8 +6,8 @@
  * loop, and copies between pinned memory and the GPU one after the other. Penstock is measured
  * against these, in the same process and the same minute. Nothing here uses the engine.
  *
- * All loops work in `stage`: huge-page memory, one request per thread. Every function returns
- * seconds and ends the program where something fails.
+ * Loops work in `stage` unless they say otherwise: huge-page memory, one request per thread. Every
+ * function returns seconds and ends the program where something fails.
  */
 #include "measure.h"
 #include "sys/cuda.h"
@@ -29,16 +29,19 @@ unsigned char *huge_memory(uint64_t size);
 double raw_read(int fd, struct geometry geometry, uint64_t offset, uint64_t length,
 		unsigned char *stage);
 
-/* The same into memory that holds all of the range: for the host's warm ceiling. */
+/* The same into memory that holds all of the range, which is what host memory can get. */
 double raw_read_to(int fd, struct geometry geometry, uint64_t offset, uint64_t length,
 		   unsigned char *memory);
 
 /*
  * Make `path` anew with space reserved, write it around the page cache, flush. Reserving is not
- * in the time, flushing is. With `pattern` each 8 bytes state their offset; else the stage as is.
+ * in the time, flushing is. The bytes are those of the stage as it is, or the pattern made in the
+ * stage on the way, or those of memory that holds all of the file.
  */
+enum raw_source { FROM_STAGE, FROM_PATTERN, FROM_MEMORY };
+
 double raw_write(const char *path, struct geometry geometry, uint64_t length,
-		 unsigned char *stage, bool pattern);
+		 unsigned char *memory, enum raw_source source);
 
 /* A GPU for the loops below; `stage` is registered with it. */
 struct gpu {

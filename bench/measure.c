@@ -11,9 +11,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/pattern.h"
 #include "base/text.h"
 #include "measure.h"
 
@@ -43,6 +45,7 @@ double gb_per_s(uint64_t bytes, double seconds)
 
 #define SERIES_MAX 256
 #define VALUES_MAX 512
+#define PAGE 4096
 
 static struct series {
 	char name[48];
@@ -125,7 +128,7 @@ double most_of(const char *name)
 	return most;
 }
 
-void record_json(void *file)
+void record_json(FILE *file)
 {
 	fputs("{", file);
 	for (int i = 0; i < series_count; i++) {
@@ -261,6 +264,76 @@ uint64_t cached_bytes(int fd, uint64_t size)
 	if (syscall(SYS_cachestat, fd, range, counts, 0))
 		return cached_by_mincore(fd, size);
 	return counts[0] * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+int open_direct(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_DIRECT);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = open(path, O_RDONLY);
+	if (fd < 0)
+		die("%s: %s", path, strerror(errno));
+	return fd;
+}
+
+void need_room(const char *path, uint64_t size)
+{
+	struct statvfs disk;
+	uint64_t room;
+
+	if (statvfs(path, &disk))
+		die("%s: %s", path, strerror(errno));
+	room = (uint64_t)disk.f_bavail * disk.f_frsize;
+	if (room < size)
+		die("%s has %s free, but %s are needed", path, size_text(room), size_text(size));
+}
+
+/* --------------------------------------------------------------------------- checking -- */
+
+static uint64_t sample(uint64_t index, uint64_t size)
+{
+	uint64_t at = index * MIB + index * 7919 % 256 * PAGE;
+
+	return at + PAGE > size ? size - PAGE : at;
+}
+
+void check_memory(struct pen_device *device, const void *memory, uint64_t size, const char *what)
+{
+	unsigned char page[PAGE];
+	struct pen_error err;
+
+	for (uint64_t i = 0; i <= size / MIB; i++) {
+		uint64_t at = sample(i, size);
+		size_t right;
+
+		check(pen_device_get(device, page, (const char *)memory + at, PAGE, &err), &err);
+		right = pattern_check(page, PAGE, at);
+		if (right != PAGE)
+			die("WRONG BYTES in memory at %llu after %s",
+			    (unsigned long long)(at + right), what);
+	}
+}
+
+void check_file(const char *path, uint64_t size, const char *what)
+{
+	unsigned char page[PAGE];
+	int fd = open(path, O_RDONLY);
+
+	if (fd < 0)
+		die("%s: %s", path, strerror(errno));
+	make_range_cold(fd, 0, 0);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+	for (uint64_t i = 0; i <= size / MIB; i++) {
+		uint64_t at = sample(i, size);
+
+		if (pread(fd, page, PAGE, (off_t)at) != PAGE ||
+		    pattern_check(page, PAGE, at) != PAGE)
+			die("WRONG BYTES in %s at %llu after %s", path, (unsigned long long)at,
+			    what);
+	}
+	make_range_cold(fd, 0, 0);
+	close(fd);
 }
 
 /* ----------------------------------------------------------------------------- memory -- */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include "penstock.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -27,7 +28,7 @@ double median_of(const char *name);		/* NAN where there is none */
 double first_of(const char *name);
 double most_of(const char *name);
 double median(const double *values, int count);
-void record_json(void *file);			/* a FILE: {"name": {"median":, "values": []}, ...} */
+void record_json(FILE *file);	/* {"name": {"median": 1.5, "values": [1, 1.5, 2]}, ...} */
 
 /* Print why and end with status 1. check() does so if `rc` is not 0. */
 void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
@@ -48,6 +49,19 @@ void make_warm(int fd, uint64_t size);
 
 /* Bytes of the file that are in the page cache now. */
 uint64_t cached_bytes(int fd, uint64_t size);
+
+/*
+ * Compare a page of each MiB, at a place that moves with it, with the pattern; a difference ends
+ * the program. `what` says after what. The file form reads from the disk, not from the page cache.
+ */
+void check_memory(struct pen_device *device, const void *memory, uint64_t size, const char *what);
+void check_file(const char *path, uint64_t size, const char *what);
+
+/* End the program where the file system of `path` has less than this free. */
+void need_room(const char *path, uint64_t size);
+
+/* A descriptor that goes around the page cache, or through it where that cannot be had. */
+int open_direct(const char *path);
 
 /* Anonymous memory of this process, bytes. */
 uint64_t anonymous_memory(void);

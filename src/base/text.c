@@ -2,7 +2,6 @@
 /* Bounded strings, and sizes and times as people write them. */
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +74,7 @@ static int scaled(const char *text, const struct unit *units, uint64_t *result)
 	value *= units->factor;
 	if (value >= 18446744073709551616.0)
 		return -ERANGE;
-	*result = (uint64_t)llround(value);
+	*result = (uint64_t)(value + 0.5);
 	return 0;
 }
 

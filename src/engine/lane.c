@@ -263,6 +263,19 @@ static bool joins(const struct lane *lane, uint32_t last, uint32_t next)
 	       (!straight || !one_stretch(plan, last) || stretches_on(plan, last, next));
 }
 
+/* Bytes of staging memory that the requests from `first` to `last` need together: a direct read
+ * is widened to whole blocks at both ends. */
+static uint64_t span(const struct lane *lane, uint32_t first, uint32_t last)
+{
+	const struct plan *plan = lane->job->path->plan;
+	const struct plan_request *a = &plan->requests[first], *b = &plan->requests[last];
+	uint64_t align = plan->objects[a->object]->info.offset_align;
+
+	if (!lane->own_way.direct || !align)
+		align = 1;
+	return (b->offset + b->length + align - 1) / align * align - a->offset / align * align;
+}
+
 /* Take the next request of the list and its neighbours, up to `limit` bytes. */
 static bool take(struct lane *lane, uint64_t limit, struct range *range)
 {
@@ -283,7 +296,7 @@ static bool take(struct lane *lane, uint64_t limit, struct range *range)
 			uint32_t next = work->requests[at + range->count];
 
 			if (next != range->first + range->count || !joins(lane, next - 1, next) ||
-			    bytes + requests[next].length > limit)
+			    span(lane, range->first, next) > limit)
 				break;
 			bytes += requests[next].length;
 			range->count++;
@@ -306,21 +319,16 @@ static void hold(struct lane *lane, struct range range)
 /* The next range to carry: held ones first, cut to `limit`. */
 static bool next_range(struct lane *lane, uint64_t limit, struct range *range)
 {
-	const struct plan_request *requests = lane->job->path->plan->requests;
 	struct range *held;
-	uint64_t bytes;
 
 	if (!lane->held_count)
 		return take(lane, limit, range);
 	held = &lane->held[lane->held_count - 1];
 	*range = (struct range){ held->first, 1 };
-	bytes = requests[held->first].length;
 	while (range->count < held->count &&
-	       bytes + requests[held->first + range->count].length <= limit &&
-	       joins(lane, held->first + range->count - 1, held->first + range->count)) {
-		bytes += requests[held->first + range->count].length;
+	       span(lane, held->first, held->first + range->count) <= limit &&
+	       joins(lane, held->first + range->count - 1, held->first + range->count))
 		range->count++;
-	}
 	held->first += range->count;
 	held->count -= range->count;
 	if (!held->count)
@@ -522,8 +530,14 @@ static void land(struct lane *lane, struct transit *transit)
 /* Is this failure the way's, so that another way can carry the request? */
 static bool way_barred(struct lane *lane, const struct queue_request *io)
 {
-	return lane->queue.inner->lends ||
-	       (io->direct && (io->result == -EINVAL || io->result == -EOPNOTSUPP));
+	int result = io->result;
+
+	/* Mapping or registering was refused; a failing store is no reason to go another way. */
+	if (lane->queue.inner->lends)
+		return io->error.domain == PEN_DOMAIN_CUDA || result == -ENODEV ||
+		       result == -EACCES || result == -EPERM || result == -ENOMEM ||
+		       result == -ENOTSUP || result == -EINVAL;
+	return io->direct && (result == -EINVAL || result == -EOPNOTSUPP);
 }
 
 /* A request failed: try again, leave this way, or give up. */
@@ -644,7 +658,6 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	io->write = writes(lane);
 	io->direct = lane->own_way.direct && !head->edge && align;
 	io->buffer_index = -1;
-	io->serial = atomic_fetch_add_explicit(&lane->job->serial, 1, memory_order_relaxed) + 1;
 	transit->lead = io->direct ? transit->offset % align : 0;
 	io->offset = transit->offset - transit->lead;
 	io->length = (size_t)(transit->lead + transit->length);
@@ -698,6 +711,8 @@ static bool issue(struct lane *lane)
 	transit->buffer = transit->io.buffer = memory ? memory : slot->memory;
 	if (slot->memory)
 		transit->io.buffer_index = (int)slot->piece;
+	transit->io.serial =
+		atomic_fetch_add_explicit(&lane->job->serial, 1, memory_order_relaxed) + 1;
 	if (lane->queue.inner->lends)
 		note_mapped(lane->job, transit->length);
 	if (!writes(lane))

@@ -580,6 +580,8 @@ static void fit(struct path *path, const struct pen_options *options)
 			continue;
 		while (way->size > path->unit && mapped_most(way) > share)
 			way->size /= 2;
+		while (way->lanes > 1 && mapped_most(way) > share)
+			way->lanes--;
 		limit -= mapped_most(way) < limit ? mapped_most(way) : limit;
 		/* A lane that steps down gives this share back to the ring, in pieces. */
 		while (piece > 2 * way->size)

@@ -14,7 +14,7 @@
 #define WINDOW_ROUNDS 6
 #define WINDOW_NS 8000000ull
 /* A move must pay this much; less is noise. */
-#define GAIN 1.04
+#define GAIN 1.07
 /* When no neighbour pays, sit still this many windows before looking again. */
 #define REST 64
 
@@ -83,8 +83,10 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 	snprintf(tuner->store, sizeof(tuner->store), "%c %s", write ? 'w' : 'r', store);
 	pthread_mutex_lock(&memory_lock);
 	for (unsigned int i = 0; i < STORES_MAX; i++)
-		if (!strcmp(memory[i].store, tuner->store))
+		if (!strcmp(memory[i].store, tuner->store)) {
 			start = memory[i].setting;
+			tuner->rest = REST / 2;
+		}
 	pthread_mutex_unlock(&memory_lock);
 	if (wished.size) {
 		tuner->fixed_size = true;
@@ -111,11 +113,11 @@ static bool neighbour(const struct tuner *tuner, unsigned int move, struct tuner
 		break;
 	case LARGER:
 		next.size *= 2;
-		next.depth = (next.depth + 1) / 2;
+		next.depth = tuner->fixed_depth ? next.depth : (next.depth + 1) / 2;
 		break;
 	case SMALLER:
 		next.size /= 2;
-		next.depth *= 2;
+		next.depth = tuner->fixed_depth ? next.depth : next.depth * 2;
 		break;
 	}
 	if ((tuner->fixed_size && next.size != tuner->base.size) ||

@@ -9,7 +9,8 @@
  *
  *   BASE --window full--> TRY --window full--> AGAIN --window full--> BASE (moved or not)
  *
- * What was found is remembered per store and direction for the life of the process.
+ * What was found is remembered per store and direction for the life of the process; the next job
+ * starts there and looks around later.
  *
  * Invariants
  *   1. size * depth never exceeds `bytes_max`; size is a power of two within [size_min, size_max].

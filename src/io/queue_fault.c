@@ -78,6 +78,8 @@ static int parse_which(struct rule *rule, char *word)
 		return 0;
 	}
 	if (word[length - 1] == '%') {
+		if (strspn(word, "0123456789.") != length - 1)
+			return -EINVAL;
 		rule->share = strtod(word, &end) / 100;
 		return end == word + length - 1 && rule->share > 0 && rule->share <= 1 ? 0 : -EINVAL;
 	}

@@ -20,6 +20,9 @@
 #include "sys/os.h"
 
 #define FILES_MAX 64
+/* A kernel that is too busy is asked this often, this long apart. */
+#define REFUSALS_MAX 200
+#define REFUSAL_PAUSE_NS 1000000ull
 
 struct uring_state {
 	struct io_uring ring;
@@ -30,6 +33,7 @@ struct uring_state {
 	struct queue_list unsent;
 	unsigned int unsent_count;
 	struct queue_list failed;	/* taken back; to be handed out */
+	unsigned int refusals;		/* submissions in a row that the kernel took nothing of */
 };
 
 static int ring_open(struct io_uring *ring, unsigned int depth)
@@ -189,17 +193,22 @@ static void hand_over(struct uring_state *state)
 {
 	int rc, fault;
 
-	for (int tries = 0; state->unsent_count; tries++) {
+	while (state->unsent_count) {
 		fault = sys_fault("io_uring_enter");
 		rc = fault ? -fault : io_uring_submit(&state->ring);
 		if (rc > 0) {
+			state->refusals = 0;
 			for (state->unsent_count -= (unsigned int)rc; rc; rc--)
 				queue_list_take(&state->unsent);
 			continue;
 		}
 		/* Out of some resource for the moment: completions will free it. */
-		if ((rc == -EINTR || rc == -EAGAIN || rc == -EBUSY) && tries < 100)
+		if ((rc == -EINTR || rc == -EAGAIN || rc == -EBUSY) &&
+		    state->refusals++ < REFUSALS_MAX) {
+			os_sleep(REFUSAL_PAUSE_NS);
 			return;
+		}
+		state->refusals = 0;
 		take_back(state, rc ? rc : -EIO);
 	}
 }

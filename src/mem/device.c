@@ -98,7 +98,8 @@ void pen_device_close(struct pen_device *device)
 		return;
 	pthread_mutex_lock(&registry_lock);
 	assert(device->users);
-	if (--device->users == 0) {
+	/* With memory of its still in use it only looks closed; the next user finds it as it is. */
+	if (--device->users == 0 && !atomic_load(&device->allocations)) {
 		struct pen_device **link = &registry;
 
 		while (*link != device)
@@ -130,13 +131,22 @@ int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory, st
 	*memory = NULL;
 	rc = device->ops->alloc(device, size ? size : 1, memory, err);
 	assert(rc <= 0 && (rc || *memory));
+	if (!rc)
+		atomic_fetch_add(&device->allocations, 1);
 	return rc;
 }
 
 int pen_device_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err)
 {
+	int rc;
+
 	error_clear(err);
-	return memory ? device->ops->free(device, memory, size ? size : 1, err) : 0;
+	if (!memory)
+		return 0;
+	rc = device->ops->free(device, memory, size ? size : 1, err);
+	if (!rc)
+		atomic_fetch_sub(&device->allocations, 1);
+	return rc;
 }
 
 int pen_device_get(struct pen_device *device, void *host, const void *memory, uint64_t size,

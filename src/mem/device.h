@@ -102,6 +102,7 @@ struct pen_device {
 	int index;		/* of the GPU; -1 on the host */
 	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */
+	atomic_uint allocations;	/* out with the user; while there are any the device stays up */
 	void *state;		/* the implementation's own */
 	struct pen_device *next;
 };

@@ -163,26 +163,39 @@ void piece_trim(struct pen_device *device)
 	}
 }
 
-static struct slot *oldest(struct ring *ring)
+/* The oldest slot that holds memory, or NULL. */
+static const struct slot *oldest_memory(const struct ring *ring)
 {
-	return &ring->slots[ring->first & (RING_SLOTS - 1)];
+	for (unsigned int i = 0; i < ring->used; i++) {
+		const struct slot *slot = &ring->slots[(ring->first + i) & (RING_SLOTS - 1)];
+
+		if (slot->memory)
+			return slot;
+	}
+	return NULL;
+}
+
+/* Has the position caught up with the oldest slot from behind? Then only the bytes before it
+ * are free. */
+static bool caught_up(const struct ring *ring, const struct slot *tail)
+{
+	return tail && ring->piece == tail->piece && ring->at <= tail->at;
 }
 
 /* Find room for `size` bytes at or after the ring's position, and move the position there. */
 static bool find_room(struct ring *ring, size_t size)
 {
-	struct slot *tail = oldest(ring);
+	const struct slot *tail = oldest_memory(ring);
 	unsigned int next;
 
 	if (!ring->piece_count)
 		return false;
-	if (!ring->used) {
+	if (!tail) {
 		ring->piece = 0;
 		ring->at = 0;
 		return size <= ring->pieces[0]->size;
 	}
-	/* Caught up with the oldest slot's piece from behind: only the bytes before it are free. */
-	if (ring->piece == tail->piece && ring->at <= tail->at)
+	if (caught_up(ring, tail))
 		return size <= tail->at - ring->at;
 	if (size <= ring->pieces[ring->piece]->size - ring->at)
 		return true;
@@ -219,7 +232,7 @@ void ring_put(struct ring *ring, struct slot *slot)
 {
 	assert(slot->state != SLOT_FREE);
 	slot->state = SLOT_FREE;
-	while (ring->used && oldest(ring)->state == SLOT_FREE) {
+	while (ring->used && ring->slots[ring->first & (RING_SLOTS - 1)].state == SLOT_FREE) {
 		ring->first++;
 		ring->used--;
 	}
@@ -228,7 +241,8 @@ void ring_put(struct ring *ring, struct slot *slot)
 bool ring_can_grow(const struct ring *ring)
 {
 	return ring->piece_count < RING_PIECES &&
-	       (!ring->piece_count || ring->piece == ring->piece_count - 1);
+	       (!ring->piece_count || (ring->piece == ring->piece_count - 1 &&
+				       !caught_up(ring, oldest_memory(ring))));
 }
 
 void ring_add(struct ring *ring, struct piece *piece)

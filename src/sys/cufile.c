@@ -197,7 +197,7 @@ static const struct {
 	{ 5029, -ENODEV, "cuFile does not find the GPU", NULL },
 	{ 5030, -EIO, "cuFile failed inside", "See cufile.log" },
 	{ 5031, -EMFILE, "cuFile could not get a file descriptor",
-	  "Raise the limit of open files (ulimit -n)" },
+	  "It opens the file again by its name: is it still there, and ulimit -n high enough?" },
 	{ 5033, -ENODEV, "nvidia-fs cannot be set up", "See dmesg" },
 	{ 5034, -ENOTSUP, "GPUDirect Storage is switched off for this file",
 	  "Look at the deny list in /etc/cufile.json" },

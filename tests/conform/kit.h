@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include "base/pattern.h"
 #include "penstock.h"
@@ -24,14 +25,18 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define KIT __attribute__((unused)) static
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KIT_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KIT_SANITIZED 1
+/* Sanitizers: time means little under any, and the one for threads is slow. */
+#ifndef __has_feature
+#define __has_feature(name) 0
 #endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define KIT_TSAN 1
+#else
+#define KIT_TSAN 0
 #endif
-#ifndef KIT_SANITIZED
+#if KIT_TSAN || defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define KIT_SANITIZED 1
+#else
 #define KIT_SANITIZED 0
 #endif
 
@@ -49,6 +54,24 @@ KIT void kit_at(const char *format, ...)
 	va_start(args, format);
 	vsnprintf(kit_where, sizeof(kit_where), format, args);
 	va_end(args);
+}
+
+/* And where in the cell. */
+__attribute__((format(printf, 1, 2)))
+KIT void kit_part(const char *format, ...)
+{
+	static char cell[192];
+	char *mark = strstr(kit_where, " - ");
+	char part[60];
+	va_list args;
+
+	if (mark)
+		*mark = 0;
+	va_start(args, format);
+	vsnprintf(part, sizeof(part), format, args);
+	va_end(args);
+	snprintf(cell, sizeof(cell), "%.180s", kit_where);
+	snprintf(kit_where, sizeof(kit_where), "%s - %s", cell, part);
 }
 
 KIT void kit_words(const char *file, int line, const char *call, int rc)
@@ -69,12 +92,12 @@ KIT void kit_words(const char *file, int line, const char *call, int rc)
 	} while (0)
 
 /* The call fails with this errno, and in words. */
-#define REFUSED(code, call)                                                    \
+#define REFUSED(wanted, call)                                                   \
 	do {                                                                   \
 		int kit_rc = (call);                                           \
-		if (kit_rc != (code) || kit_err.code != (code) || !kit_err.message[0] || \
+		if (kit_rc != (wanted) || kit_err.code != kit_rc || !kit_err.message[0] || \
 		    !kit_err.operation[0]) {                                   \
-			kit_words(__FILE__, __LINE__, "wanted " #code " from " #call, kit_rc); \
+			kit_words(__FILE__, __LINE__, "wanted " #wanted " from " #call, kit_rc); \
 			exit(1);                                               \
 		}                                                              \
 	} while (0)
@@ -216,20 +239,28 @@ KIT unsigned int kit_threads(void)
 	return kit_list("/proc/self/task", NULL);
 }
 
-/* What the fake driver thinks was left behind or done wrong; 0 where a real one runs, or none. */
-KIT int kit_leaks(char *text, size_t size)
+KIT int kit_leaks_of(const char *name, const char *function)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	void *library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
 	int (*leaks)(char *, size_t) = NULL;
+	char text[2000] = "";
 	int count;
 
-	text[0] = 0;
 	if (library)
-		*(void **)&leaks = dlsym(library, "fake_cuda_leaks");
-	count = leaks ? leaks(text, size) : 0;
+		*(void **)&leaks = dlsym(library, function);
+	count = leaks ? leaks(text, sizeof(text)) : 0;
+	if (count)
+		fprintf(stderr, "%s: %s", name, text);
 	if (library)
 		dlclose(library);
 	return count;
+}
+
+/* What the fake drivers think was left behind or done wrong; 0 where real ones run, or none. */
+KIT int kit_leaks(void)
+{
+	return kit_leaks_of("libcuda.so.1", "fake_cuda_leaks") +
+	       kit_leaks_of("libcufile.so.0", "fake_cufile_leaks");
 }
 
 /* Is cuda:N to be had, be it fake? Two fake GPUs are asked for; must come before any other use. */

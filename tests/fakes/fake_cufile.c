@@ -476,7 +476,8 @@ static struct handle *handle_locked(void *fh)
 
 EXPORT CUfileError_t cuFileHandleRegister(void **fh, CUfileDescr_t *descr)
 {
-	char path[64];
+	char path[64], name[PATH_MAX];
+	ssize_t length;
 	int flags, own, code = enter(FN_cuFileHandleRegister);
 
 	if (!code)
@@ -495,8 +496,13 @@ EXPORT CUfileError_t cuFileHandleRegister(void **fh, CUfileDescr_t *descr)
 	flags = fcntl(descr->handle.fd, F_GETFL);
 	if (flags < 0)
 		return leave(ERR_FILE_TYPE);
+	/* The real library opens the file again by its name, so one without a name fails. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", descr->handle.fd);
-	own = open(path, (flags & O_ACCMODE) | O_CLOEXEC);
+	length = readlink(path, name, sizeof(name) - 1);
+	if (length < 0)
+		return leave(ERR_NEWFD);
+	name[length] = 0;
+	own = open(name, (flags & O_ACCMODE) | O_CLOEXEC);
 	if (own < 0)
 		return leave(ERR_NEWFD);
 	handles = grow(handles, handle_count, &handle_room, sizeof(*handles));

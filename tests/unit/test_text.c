@@ -79,9 +79,9 @@ TEST(times_are_seconds_unless_they_say_otherwise)
 		const char *text;
 		uint64_t ns;
 	} cases[] = {
-		{ "250us", 250000 }, { "5ms", 5000000 }, { "1.5s", 1500000000 }, { "2", 2000000000 },
-		{ "17ns", 17 },	     { "0", 0 },	 { "0.1ms", 100000 },	 { "5MS", 5000000 },
-		{ "1.5us", 1500 },
+		{ "250us", 250000 }, { "5ms", 5000000 }, { "1.5s", 1500000000 },
+		{ "2", 2000000000 }, { "17ns", 17 },	 { "0", 0 },
+		{ "0.1ms", 100000 }, { "5MS", 5000000 }, { "1.5us", 1500 },
 	};
 	static const char *const junk[] = { "", "ms", "5m", "5 ms", "-1s", "1h", "1e3s", "5K" };
 	uint64_t ns;
@@ -118,9 +118,10 @@ TEST(sizes_are_written_for_people)
 		uint64_t size;
 		const char *text;
 	} cases[] = {
-		{ 0, "0 B" },		     { 1023, "1023 B" },	{ 1024, "1.00 KiB" },
-		{ 1536, "1.50 KiB" },	     { 3ull << 29, "1.50 GiB" }, { 25ull << 20, "25.0 MiB" },
-		{ 128ull << 20, "128 MiB" }, { UINT64_MAX, "16.0 EiB" },
+		{ 0, "0 B" },		    { 1023, "1023 B" },
+		{ 1024, "1.00 KiB" },	    { 1536, "1.50 KiB" },
+		{ 3ull << 29, "1.50 GiB" }, { 25ull << 20, "25.0 MiB" },
+		{ 128 << 20, "128 MiB" },   { UINT64_MAX, "16.0 EiB" },
 	};
 	char text[TEXT_SIZE_MAX];
 

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A writer is killed (SIGKILL) at random moments and at every single call it makes. Afterwards the
+ * target holds the old bytes or the new ones, complete; never a mixture, never a part.
+ *
+ * Beside the target nothing is left: the file being written has no name. There is one exception,
+ * which Linux offers no way around: between linkat, which gives it a temporary name, and rename,
+ * which moves that over the target, a kill leaves ".NAME.penstock-PID-N" behind. The aimed kills
+ * assert that this is the only such place.
+ *
+ * Not covered: what a disk does when the power goes (test_power.c), and a kernel that dies with
+ * its page cache.
+ */
+#include "../conform/kit.h"
+#include "sys/fault.h"
+
+#define SIZE_A (3 * MIB + 1)
+#define SIZE_B (5 * MIB + 777)	/* worth a ring */
+#define CALLS_MAX 512
+
+struct shared {
+	atomic_uint calls, commits;
+	char names[CALLS_MAX][32];
+};
+
+static struct shared *shared;
+static unsigned int kill_at;	/* 0: never */
+static char target[256];
+static void *memory;
+
+static int hook(const char *name)
+{
+	unsigned int call = ++shared->calls;
+
+	if (call <= CALLS_MAX)
+		snprintf(shared->names[call - 1], sizeof(shared->names[0]), "%s", name);
+	if (call == kill_at)
+		raise(SIGKILL);
+	return 0;
+}
+
+static void setup(void)
+{
+	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	memory = mmap(NULL, SIZE_B, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(shared != MAP_FAILED && memory != MAP_FAILED);
+	pattern_fill(memory, SIZE_B, 0);
+}
+
+static void store(uint64_t size)
+{
+	struct pen_extent extent = { .memory = memory, .length = size };
+	struct pen_device *host;
+
+	OK(pen_device_open("host", &host, &kit_err));
+	OK(pen_object_open(target, PEN_WRITE, size, &extent.object, &kit_err));
+	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
+	OK(pen_object_commit(extent.object, &kit_err));
+	shared->commits++;
+	pen_object_close(extent.object);
+	pen_device_close(host);
+}
+
+static unsigned int litter;
+
+/* Count and remove what lies beside the target; it must at least bear our name. */
+static void sweep(const char *path)
+{
+	if (!strcmp(path, target))
+		return;
+	CHECK(strstr(path, "/.target.penstock-") != NULL);
+	litter++;
+	unlink(path);
+}
+
+static bool whole(bool may_be_absent)
+{
+	return kit_holds(target, SIZE_A) || kit_holds(target, SIZE_B) ||
+	       (may_be_absent && access(target, F_OK) < 0 && errno == ENOENT);
+}
+
+/* Write for ever; what is there before each write is nothing, or the other size. */
+static void write_for_ever(bool replace)
+{
+	for (unsigned int i = 0;; i++) {
+		if (!replace)
+			unlink(target);
+		store(i % 2 ? SIZE_A : SIZE_B);
+	}
+}
+
+static void kill_at_random(bool replace)
+{
+	const int kills = 40;
+	int status;
+
+	setup();
+	if (replace)
+		store(SIZE_A);
+	srand(20240607);
+	for (int i = 0; i < kills; i++) {
+		unsigned int wait = (unsigned int)rand() % (KIT_SANITIZED ? 150000 : 60000);
+		pid_t child = fork();
+
+		if (!child)
+			write_for_ever(replace);
+		CHECK(child > 0);
+		usleep(wait);
+		kill(child, SIGKILL);
+		waitpid(child, &status, 0);
+		kit_at("kill %d after %u us", i, wait);
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		CHECK(whole(!replace));
+		kit_list(kit_folder(DISK), sweep);
+	}
+	printf("%u writes committed, %u temporary names left by %d kills\n", shared->commits,
+	       litter, kills);
+	CHECK(shared->commits > 0);
+}
+
+TEST(random_kills_leave_a_new_file_absent_or_whole)
+{
+	kill_at_random(false);
+}
+
+TEST(random_kills_leave_a_replaced_file_old_or_new)
+{
+	kill_at_random(true);
+}
+
+static void kill_at_every_call(bool replace)
+{
+	bool renamed = false;
+	int status;
+
+	setup();
+	for (unsigned int k = 1;; k++) {
+		const char *name;
+		pid_t child;
+
+		unlink(target);
+		if (replace)
+			kit_pattern(target, SIZE_A);
+		memset(shared, 0, sizeof(*shared));
+		child = fork();
+		CHECK(child >= 0);
+		if (!child) {
+			kill_at = k;
+			sys_fault_hook = hook;
+			store(SIZE_B);
+			_exit(0);
+		}
+		waitpid(child, &status, 0);
+		if (WIFEXITED(status) && !WEXITSTATUS(status)) {
+			/* Fewer calls than k: the write went through. */
+			CHECK(k > 10 && renamed && kit_holds(target, SIZE_B));
+			CHECK_EQ(kit_list(kit_folder(DISK), NULL), 1);
+			return;
+		}
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && k < CALLS_MAX);
+		name = shared->names[k - 1];
+		kit_at("call %u, %s", k, name);
+		if (renamed)
+			CHECK(kit_holds(target, SIZE_B));
+		else
+			CHECK(replace ? kit_holds(target, SIZE_A) : access(target, F_OK) < 0);
+		litter = 0;
+		kit_list(kit_folder(DISK), sweep);
+		CHECK_EQ(litter, !strcmp(name, "rename"));
+		/* The next call is killed after this one was made. */
+		renamed |= !strcmp(name, "rename");
+	}
+}
+
+TEST(a_kill_at_any_call_leaves_a_new_file_absent_or_whole)
+{
+	kill_at_every_call(false);
+}
+
+TEST(a_kill_at_any_call_leaves_a_replaced_file_old_or_new)
+{
+	kill_at_every_call(true);
+}
+
+TEST_MAIN

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The power goes at any moment of a write with commit. The calls that decide what survives -
+ * pwrite, fdatasync, rename, fsync - are wrapped by the linker (-Wl,--wrap) and written
+ * down with the file they touch. From that log every crash point is played: a write that no
+ * fdatasync followed may be there, missing or torn; a rename that no fsync of the directory
+ * followed may have happened or not. In each outcome the target must be old or new and complete,
+ * and once commit has returned it must be new.
+ *
+ * Also the plain order, as the fault hook sees it, for the path the wrappers cannot see: io_uring.
+ *
+ * Not covered: blocks torn below 512 bytes, disks that lie about flushes, file systems that
+ * reorder what POSIX lets them keep in order (linkat before rename), reserved blocks that come up
+ * with old data instead of zeros, and the direct writes of io_uring beyond their order.
+ */
+#include <pthread.h>
+#include "../conform/kit.h"
+#include "sys/fault.h"
+
+#define SIZE (MIB + 777)	/* below what is worth a ring, so every write is a pwrite */
+#define BLOCK 512u
+#define EVENTS_MAX 4096
+
+enum event_kind { WRITE, SYNC, RENAME, SYNC_FOLDER, RETURNED };
+
+struct event {
+	enum event_kind kind;
+	ino_t inode;
+	uint64_t offset, length;
+};
+
+static struct event events[EVENTS_MAX];
+static unsigned int event_count;
+static atomic_bool recording;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void note(enum event_kind kind, ino_t inode, uint64_t offset, uint64_t length)
+{
+	if (!recording)
+		return;
+	pthread_mutex_lock(&lock);
+	CHECK(event_count < EVENTS_MAX);
+	events[event_count++] = (struct event){ kind, inode, offset, length };
+	pthread_mutex_unlock(&lock);
+}
+
+static ino_t inode_of(const char *path)
+{
+	struct stat st;
+
+	return stat(path, &st) ? 0 : st.st_ino;
+}
+
+static void note_write(int fd, off_t offset, ssize_t n)
+{
+	struct stat st;
+
+	if (n > 0 && !fstat(fd, &st))
+		note(WRITE, st.st_ino, (uint64_t)offset, (uint64_t)n);
+}
+
+static void note_sync(int fd, int rc)
+{
+	struct stat st;
+
+	if (!rc && !fstat(fd, &st))
+		note(S_ISDIR(st.st_mode) ? SYNC_FOLDER : SYNC, st.st_ino, 0, 0);
+}
+
+#define REAL(type, name, ...)                 \
+	type __real_##name(__VA_ARGS__);      \
+	type __wrap_##name(__VA_ARGS__);      \
+	type __wrap_##name(__VA_ARGS__)
+
+/* Noted after the fact: only what has ended can be relied upon, and only if it worked. */
+REAL(ssize_t, pwrite, int fd, const void *bytes, size_t length, off_t offset)
+{
+	ssize_t n = __real_pwrite(fd, bytes, length, offset);
+
+	note_write(fd, offset, n);
+	return n;
+}
+
+REAL(ssize_t, pwrite64, int fd, const void *bytes, size_t length, off_t offset)
+{
+	ssize_t n = __real_pwrite64(fd, bytes, length, offset);
+
+	note_write(fd, offset, n);
+	return n;
+}
+
+REAL(int, fdatasync, int fd)
+{
+	int rc = __real_fdatasync(fd);
+
+	note_sync(fd, rc);
+	return rc;
+}
+
+REAL(int, fsync, int fd)
+{
+	int rc = __real_fsync(fd);
+
+	note_sync(fd, rc);
+	return rc;
+}
+
+REAL(int, rename, const char *from, const char *to)
+{
+	ino_t inode = inode_of(from);
+	int rc = __real_rename(from, to);
+
+	if (!rc)
+		note(RENAME, inode, 0, 0);
+	return rc;
+}
+
+/* ------------------------------------------------------------------------------- playing it -- */
+
+static char target[256];
+static unsigned char image[(SIZE + BLOCK - 1) / BLOCK];	/* blocks of the new file that hold */
+
+/* Deterministic coins. */
+static unsigned int coin(unsigned int sides)
+{
+	static uint64_t state = 88172645463325252ull;
+
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return (unsigned int)(state >> 33) % sides;
+}
+
+static bool followed(unsigned int at, unsigned int cut, enum event_kind kind, ino_t inode)
+{
+	for (unsigned int i = at + 1; i < cut; i++)
+		if (events[i].kind == kind && (!inode || events[i].inode == inode))
+			return true;
+	return false;
+}
+
+/* Blocks that lie wholly in the write; the ragged end counts as whole. */
+static void apply(const struct event *write, unsigned int tear)
+{
+	uint64_t end = write->offset + write->length;
+
+	for (uint64_t block = (write->offset + BLOCK - 1) / BLOCK;
+	     block * BLOCK < end && ((block + 1) * BLOCK <= end || end == SIZE); block++)
+		if (!tear || !coin(tear))
+			image[block] = 1;
+}
+
+/* One outcome of losing power after the first `cut` events. */
+static void lose_power(unsigned int cut, ino_t folder)
+{
+	bool renamed = false, returned = false;
+	ino_t inode = 0;
+
+	memset(image, 0, sizeof(image));
+	for (unsigned int i = 0; i < cut; i++) {
+		const struct event *event = &events[i];
+
+		returned |= event->kind == RETURNED;
+		if (event->kind == RENAME) {
+			inode = event->inode;
+			renamed = followed(i, cut, SYNC_FOLDER, folder) || coin(2);
+		}
+	}
+	CHECK(!returned || (renamed && followed(0, cut, SYNC_FOLDER, folder)));
+	if (!renamed)
+		return;
+	for (unsigned int i = 0; i < cut; i++)
+		if (events[i].kind == WRITE && events[i].inode == inode) {
+			if (followed(i, cut, SYNC, inode))
+				apply(&events[i], 0);
+			else if (coin(2))
+				apply(&events[i], 2);
+		}
+	for (size_t i = 0; i < sizeof(image); i++)
+		if (!image[i]) {
+			fprintf(stderr, "power lost after event %u of %u: block %zu of the new "
+				"file may be missing\n", cut, event_count, i);
+			exit(1);
+		}
+}
+
+static void store(uint64_t size)
+{
+	struct pen_extent extent = { .length = size };
+	struct pen_device *host;
+
+	OK(pen_device_open("host", &host, &kit_err));
+	OK(pen_device_alloc(host, size, &extent.memory, &kit_err));
+	pattern_fill(extent.memory, size, 0);
+	OK(pen_object_open(target, PEN_WRITE, size, &extent.object, &kit_err));
+	recording = true;
+	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
+	OK(pen_object_commit(extent.object, &kit_err));
+	note(RETURNED, 0, 0, 0);
+	recording = false;
+	pen_object_close(extent.object);
+	OK(pen_device_free(host, extent.memory, size, &kit_err));
+	pen_device_close(host);
+}
+
+static void lose_power_everywhere(bool replace)
+{
+	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
+	if (replace)
+		kit_pattern(target, 1000);
+	store(SIZE);
+	CHECK(kit_holds(target, SIZE));
+	CHECK(event_count > 4 && followed(0, event_count, RENAME, inode_of(target)));
+	for (unsigned int cut = 0; cut <= event_count; cut++)
+		for (int outcome = 0; outcome < 16; outcome++)
+			lose_power(cut, inode_of(kit_folder(DISK)));
+}
+
+TEST(power_lost_while_creating_leaves_nothing_or_all)
+{
+	lose_power_everywhere(false);
+}
+
+TEST(power_lost_while_replacing_leaves_old_or_new)
+{
+	lose_power_everywhere(true);
+}
+
+/* -------------------------------------------------------------------- the order, by the hook -- */
+
+static char order[EVENTS_MAX][24];
+static atomic_uint ordered;
+
+static int record(const char *name)
+{
+	unsigned int at = ordered++;
+
+	if (at < EVENTS_MAX)
+		snprintf(order[at], sizeof(order[0]), "%s", name);
+	return 0;
+}
+
+static unsigned int first(const char *name)
+{
+	for (unsigned int i = 0; i < ordered; i++)
+		if (!strcmp(order[i], name))
+			return i;
+	return UINT32_MAX;
+}
+
+static unsigned int last(const char *name)
+{
+	for (unsigned int i = ordered; i-- > 0;)
+		if (!strcmp(order[i], name))
+			return i;
+	return 0;
+}
+
+TEST(data_is_flushed_then_named_then_its_folder_is_flushed)
+{
+	struct pen_extent extent = { .length = 9 * MIB + 1 };
+	struct pen_device *host;
+	unsigned int moved, back;
+
+	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
+	OK(pen_device_open("host", &host, &kit_err));
+	OK(pen_device_alloc(host, extent.length, &extent.memory, &kit_err));
+	pattern_fill(extent.memory, extent.length, 0);
+	sys_fault_hook = record;
+	OK(pen_object_open(target, PEN_WRITE, extent.length, &extent.object, &kit_err));
+	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
+	moved = ordered;
+	OK(pen_object_commit(extent.object, &kit_err));
+	back = ordered;
+	sys_fault_hook = NULL;
+	CHECK(last("pwrite") < moved && last("io_uring_enter") < moved);
+	CHECK(first("fallocate") < last("fdatasync"));
+	CHECK(last("fdatasync") >= moved && last("fdatasync") < first("linkat"));
+	CHECK(first("linkat") < first("rename"));
+	CHECK_EQ(first("rename"), last("rename"));
+	CHECK(first("rename") < last("fsync") && last("fsync") < back);
+	pen_object_close(extent.object);
+	CHECK(kit_holds(target, extent.length));
+	OK(pen_device_free(host, extent.memory, extent.length, &kit_err));
+	pen_device_close(host);
+}
+
+TEST_MAIN

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Each example is compiled by the line in its own comment, against an installed copy, and run.
+
+So they are what a newcomer meets: one header, one library, pkg-config. The GPU is the fake one.
+"""
+import array
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+FAKES = BUILD / "tests" / "fakes"
+EXAMPLES = sorted((ROOT / "examples").glob("*.c"))
+MIB = 1 << 20
+
+
+def pattern(size):
+    return array.array("Q", range(0, size + 7, 8)).tobytes()[:size]
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """The environment of somebody who installed Penstock somewhere."""
+    place = tmp_path_factory.mktemp("installed")
+    subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--quiet", "--destdir", place],
+                   check=True, capture_output=True)
+    config = next(place.rglob("penstock.pc"))
+    return {**os.environ, "PKG_CONFIG_PATH": str(config.parent),
+            "PKG_CONFIG_SYSROOT_DIR": str(place),
+            "LD_LIBRARY_PATH": str(next(place.rglob("libpenstock.so")).parent)}
+
+
+@pytest.fixture(scope="session")
+def programs(installed, tmp_path_factory):
+    """All examples, compiled by their own lines."""
+    folder = tmp_path_factory.mktemp("examples")
+    for source in EXAMPLES:
+        line = re.search(r"^ \*\t(cc .*)$", source.read_text(), re.MULTILINE)
+        assert line, f"{source.name} does not say how it is compiled"
+        shutil.copy(source, folder)
+        done = subprocess.run(["sh", "-c", line[1]], cwd=folder, env=installed, text=True,
+                              capture_output=True)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(programs, installed):
+    def start(name, *args, gpu=False, **options):
+        env = dict(installed, CUDA_VISIBLE_DEVICES="")
+        if gpu:
+            env["LD_LIBRARY_PATH"] += f":{FAKES}"
+            env["FAKE_CUDA_STRICT"] = "1"
+        command = [programs / name, *map(str, args)]
+        if options.pop("wait", True):
+            return subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
+        return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
+    return start
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.bin"
+    path.write_bytes(pattern(3 * MIB + 16))
+    return path
+
+
+def test_there_are_five_short_examples():
+    assert len(EXAMPLES) == 5
+    for source in EXAMPLES:
+        lines = source.read_text().splitlines()
+        assert 40 <= len(lines) <= 90, source.name
+        assert max(len(line.expandtabs(8)) for line in lines) <= 100, source.name
+
+
+def test_load_reaches_the_gpu(run, source):
+    done = run("load", source, gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{source.stat().st_size} bytes into cuda:0" in done.stdout
+    assert "it begins with 00 00 00 00 00 00 00 00" in done.stdout
+
+
+def test_load_falls_back_to_host_memory(run, source):
+    done = run("load", source)
+    assert done.returncode == 0, done.stderr
+    assert "no GPU" in done.stdout and "bytes into host" in done.stdout
+
+
+def test_load_says_what_is_wrong(run, tmp_path):
+    done = run("load", tmp_path / "absent")
+    assert done.returncode == 1 and "absent: No such file" in done.stderr
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_slices_brings_the_right_bytes(run, source, device):
+    row, workers, worker = 4096, 8, 3
+    data = source.read_bytes()
+    rows, part = len(data) // row, row // workers
+    wanted = [data[r * row + worker * part:][:part] for r in range(rows)]
+    wanted += [data[:row], data[(rows - 1) * row:rows * row]]
+    done = run("slices", source, row, worker, workers, device, gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{sum(map(len, wanted))} bytes wanted" in done.stdout
+    assert done.stdout.endswith(f"sum {sum(sum(piece) for piece in wanted)}\n")
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_save_replaces_a_file(run, tmp_path, device):
+    path = tmp_path / "state.bin"
+    path.write_text("old")
+    done = run("save", path, MIB + 5, device, gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes() == b"p" * (MIB + 5)
+    assert os.listdir(tmp_path) == ["state.bin"]
+
+
+def test_save_that_fails_leaves_the_old_file(run, tmp_path):
+    path = tmp_path / "state.bin"
+    path.write_text("old")
+    done = run("save", path, 1 << 30, "cuda:7", gpu=True)
+    assert done.returncode == 1 and "cuda:7" in done.stderr
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["state.bin"]
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_progress_ends_at_all_bytes(run, device):
+    done = run("progress", "pattern:16M", device, gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert "100.0 %" in done.stdout and f"all {16 * MIB} bytes are there" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_progress_stops_at_ctrl_c(run, device):
+    process = run("progress", "pattern:64M,rate=4M", device, gpu=True, wait=False)
+    # The first line of progress tells that the handler is there.
+    assert process.stdout.read(1)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "cancelled" in err
+    assert time.monotonic() - started < 5
+
+
+def test_diagnose_tells_the_path_and_why(run, source):
+    done = run("diagnose", source)
+    assert done.returncode == 0, done.stderr
+    assert f"{source.stat().st_size} bytes on" in done.stdout
+    assert "would take" in done.stdout and "\n  took " in done.stdout
+
+
+def test_diagnose_tells_errors_apart(run, source, tmp_path):
+    done = run("diagnose", tmp_path / "absent")
+    assert done.returncode == 3 and "No such file" in done.stderr
+    done = run("diagnose", source, "cuda:7", gpu=True)
+    assert done.returncode == 4 and "cuda:7" in done.stderr

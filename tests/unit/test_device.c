@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Devices by name: the host, and a GPU through the fake driver - present, absent, broken, slow to
+ * start. A slow start is no loss: the job reads ahead meanwhile.
+ */
+#include <errno.h>
+#include "base/pattern.h"
+#include "fake_gpu.h"
+#include "mem/device.h"
+#include "mem/ring.h"
+#include "penstock.h"
+#include "sys/cuda.h"
+#include "sys/os.h"
+
+#define MIB (1ull << 20)
+
+static struct pen_error err;
+static struct pen_device *device;
+
+TEST(names_are_host_and_cuda_n)
+{
+	static const char *const bad[] = { "", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:256",
+					   "cuda:0x0", "Host", "host:0", "cuda0", "cuda:1.0" };
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		device = (struct pen_device *)&err;
+		CHECK_EQ(pen_device_open(bad[i], &device, &err), -EINVAL);
+		CHECK(!device && strstr(err.hint, "cuda:N"));
+	}
+	CHECK_EQ(pen_device_open("host", &device, NULL), 0);
+	CHECK_TEXT(pen_device_name(device), "host");
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	pen_device_close(device);
+	pen_device_close(NULL);
+}
+
+TEST(one_name_is_one_device)
+{
+	struct pen_device *again;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_device_open("host:", &again, &err), 0);
+	CHECK(device == again);
+	pen_device_close(again);
+	CHECK_TEXT(pen_device_name(device), "host");
+	pen_device_close(device);
+}
+
+TEST(host_memory_is_aligned_and_copied)
+{
+	unsigned char bytes[100], *memory;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 5000, (void **)&memory, &err), 0);
+	CHECK_EQ((uintptr_t)memory % (2 * MIB), 0);
+	memset(bytes, 7, sizeof(bytes));
+	CHECK_EQ(pen_device_put(device, memory + 1, bytes, sizeof(bytes), &err), 0);
+	memset(bytes, 0, sizeof(bytes));
+	CHECK_EQ(pen_device_get(device, bytes, memory + 1, sizeof(bytes), &err), 0);
+	CHECK(bytes[0] == 7 && bytes[99] == 7 && memory[0] == 0);
+	CHECK_EQ(pen_device_get(device, NULL, NULL, 0, &err), 0);
+	CHECK_EQ(pen_device_free(device, memory, 5000, &err), 0);
+	CHECK_EQ(pen_device_free(device, NULL, 0, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 0, (void **)&memory, &err), 0);
+	CHECK(memory != NULL);
+	CHECK_EQ(pen_device_free(device, memory, 0, &err), 0);
+	pen_device_close(device);
+}
+
+TEST(more_host_memory_than_there_is_is_refused)
+{
+	void *memory;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, UINT64_MAX, &memory, &err), -ENOMEM);
+	CHECK(!memory && strstr(err.hint, "18446744073709551615"));
+	CHECK_EQ(pen_device_alloc(device, 1ull << 62, &memory, &err), -ENOMEM);
+	pen_device_close(device);
+}
+
+/* The loader looks at LD_LIBRARY_PATH once, so the program starts itself again without it. */
+TEST(an_absent_driver_is_reported_at_once_with_advice)
+{
+	if (!getenv("TEST_WITHOUT_DRIVER")) {
+		setenv("TEST_WITHOUT_DRIVER", "1", 1);
+		unsetenv("LD_LIBRARY_PATH");
+		execl("/proc/self/exe", "test", "an_absent_driver_is_reported_at_once_with_advice",
+		      (char *)NULL);
+		CHECK(0);
+	}
+	if (dlopen("libcuda.so.1", RTLD_NOW))
+		SKIP("this machine has a real driver");
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), -ENODEV);
+	CHECK(!device && strstr(err.message, "libcuda.so.1") && strstr(err.hint, "NVIDIA driver"));
+	CHECK_EQ(pen_device_open("cuda:0", &device, NULL), -ENODEV);
+	CHECK_EQ(pen_device_open("host", &device, NULL), 0);
+	pen_device_close(device);
+}
+
+static void check_broken(const char *name, int code, const char *words)
+{
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_object *object;
+	struct pen_extent all;
+	int rc = pen_device_open(name, &device, &err);
+
+	if (!rc) {
+		void *memory;
+
+		/* In the background then: told by ready, by alloc and by the first job. */
+		rc = pen_device_ready(device, &err);
+		CHECK_EQ(pen_device_alloc(device, 100, &memory, NULL), rc);
+		CHECK_EQ(pen_object_open("pattern:64M", PEN_READ, 0, &object, NULL), 0);
+		all = (struct pen_extent){ .object = object, .memory = (void *)4096,
+					   .length = 64 * MIB };
+		CHECK_EQ(pen_transfer(PEN_READ, device, &all, 1, NULL, &report, &err), rc);
+		CHECK_EQ(report.bytes, 0);
+		pen_object_close(object);
+		pen_device_close(device);
+	}
+	CHECK_EQ(rc, code);
+	if (!strstr(err.message, words))
+		fprintf(stderr, "%s. %s\n", err.message, err.hint);
+	CHECK(strstr(err.message, words));
+	CHECK(strstr(err.object, name));
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(a_gpu_that_is_not_there_is_reported)
+{
+	NEED_FAKE_GPU();
+	check_broken("cuda:7", -ENODEV, "has 1 GPU");
+	CHECK(err.hint[0]);
+}
+
+TEST(a_machine_without_gpus_is_reported)
+{
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuInit:1+=100", 1);
+	check_broken("cuda:0", -ENODEV, "NO_DEVICE");
+	CHECK(strstr(err.hint, "nvidia-smi"));
+}
+
+TEST(a_context_that_cannot_be_made_is_reported)
+{
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain:1+=2", 1);
+	check_broken("cuda:0", -ENOMEM, "OUT_OF_MEMORY");
+	CHECK_EQ(err.domain, PEN_DOMAIN_CUDA);
+	CHECK_EQ(err.raw, 2);
+}
+
+TEST(gpu_memory_is_written_read_and_given_back)
+{
+	unsigned char bytes[100];
+	void *memory;
+
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda", &device, &err), 0);
+	CHECK_TEXT(pen_device_name(device), "cuda:0");
+	CHECK_EQ(pen_device_alloc(device, 1000, &memory, &err), 0);
+	CHECK_EQ((uintptr_t)memory % 256, 0);
+	memset(bytes, 9, sizeof(bytes));
+	CHECK_EQ(pen_device_put(device, memory, bytes, 100, &err), 0);
+	memset(bytes, 0, sizeof(bytes));
+	CHECK_EQ(pen_device_get(device, bytes, memory, 100, &err), 0);
+	CHECK_EQ(bytes[99], 9);
+	CHECK_EQ(pen_device_free(device, memory, 1000, &err), 0);
+	CHECK(pen_device_free(device, memory, 1000, &err) < 0);
+	CHECK_EQ(err.domain, PEN_DOMAIN_CUDA);
+	pen_device_close(device);
+	/* That second free was on purpose; the fake wrote it down. */
+	_exit(0);
+}
+
+TEST(a_gpu_out_of_memory_tells_how_much_there_is)
+{
+	void *memory;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_MEMORY", "16M", 1);
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 64 * MIB, &memory, &err), -ENOMEM);
+	CHECK(!memory && strstr(err.hint, "67108864") && strstr(err.hint, "16777216"));
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
+{
+	struct piece_budget budget = { .left = 2, .piece_size = PIECE_SIZE };
+	struct piece *piece;
+	unsigned char *memory;
+	int rc;
+
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+	piece = piece_take(&budget, device, &rc, &err);
+	CHECK(piece != NULL);
+	CHECK_EQ(piece_pin(piece, device, &err), 0);
+	CHECK_EQ(piece_pin(piece, device, &err), 0);
+	memory = piece->memory;
+	piece_put(&budget, piece);
+	CHECK(fake_gpu_has("registrations", 1));
+	piece = piece_take(&budget, device, &rc, &err);
+	CHECK(piece->memory == memory && piece->pinned_by == device);
+	piece_put(&budget, piece);
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+/*
+ * Memory from elsewhere, like torch's, is there before the engine's own context is: played by
+ * calls to the driver of our own, made before the engine's slow ones.
+ */
+static cuda_pointer foreign_memory(size_t size)
+{
+	const struct cuda_api *api = cuda_open(&err);
+	cuda_pointer pointer = 0;
+	void *context;
+
+	CHECK(api != NULL);
+	CHECK(!api->cuInit(0) && !api->cuDevicePrimaryCtxRetain(&context, 0));
+	CHECK(!api->cuCtxSetCurrent(context) && !api->cuMemAlloc_v2(&pointer, size));
+	return pointer;
+}
+
+TEST(a_job_reads_ahead_while_the_device_starts)
+{
+	struct pen_report report = PEN_REPORT_INIT;
+	static unsigned char bytes[64 << 20];
+	struct pen_object *object;
+	struct pen_extent all;
+	cuda_pointer memory;
+	uint64_t begin;
+
+	NEED_FAKE_GPU();
+	/* The wire needs 0.64 s for these bytes, the engine's context 0.6 s. */
+	setenv("FAKE_CUDA_DELAY", "cuDevicePrimaryCtxRetain:2=600", 1);
+	memory = foreign_memory(64 * MIB);
+	CHECK_EQ(pen_object_open("pattern:64M,rate=100M", PEN_READ, 0, &object, &err), 0);
+	begin = os_now();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK(os_now() - begin < 250000000);
+	all = (struct pen_extent){ .object = object, .memory = (void *)(uintptr_t)memory,
+				   .length = 64 * MIB };
+	CHECK_EQ(pen_transfer(PEN_READ, device, &all, 1, NULL, &report, &err), 0);
+	printf("setup %.3f of %.3f s\n", report.setup_seconds, report.seconds);
+	CHECK(report.setup_seconds >= 0.5);
+	CHECK(TEST_SLOW_BUILD || report.seconds < 0.6 + 0.64 - 0.1);
+	CHECK_EQ(pen_device_get(device, bytes, (void *)(uintptr_t)memory, 64 * MIB, &err), 0);
+	CHECK_EQ(pattern_check(bytes, 64 * MIB, 0), 64 * MIB);
+	pen_object_close(object);
+	CHECK(!cuda_open(NULL)->cuMemFree_v2(memory));
+	pen_device_close(device);
+	cuda_open(NULL)->cuDevicePrimaryCtxRelease_v2(0);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(a_slow_driver_delays_what_needs_it_and_nothing_else)
+{
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_object *object;
+	struct pen_extent all;
+	uint64_t begin;
+	void *memory;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_INIT_MS", "300", 1);
+	begin = os_now();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK(os_now() - begin < 250000000);
+	CHECK_EQ(pen_object_open("pattern:8M", PEN_READ, 0, &object, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 8 * MIB, &memory, &err), 0);
+	CHECK(os_now() - begin >= 300000000);
+	all = (struct pen_extent){ .object = object, .memory = memory, .length = 8 * MIB };
+	CHECK_EQ(pen_transfer(PEN_READ, device, &all, 1, NULL, &report, &err), 0);
+	CHECK(report.setup_seconds < 0.1);
+	CHECK_EQ(pen_device_free(device, memory, 8 * MIB, &err), 0);
+	pen_object_close(object);
+	pen_device_close(device);
+}
+
+TEST(a_device_closed_while_it_starts_is_closed_cleanly)
+{
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_INIT_MS", "50", 1);
+	for (int i = 0; i < 3; i++) {
+		CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+		pen_device_close(device);
+	}
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST_MAIN

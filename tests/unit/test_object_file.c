@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Files as objects. What is written shows only at commit, whole, under the old mode and owner;
+ * without a commit it leaves no trace. What is read is told apart from what it was at open.
+ */
+#include <sys/mount.h>
+#include "io/object.h"
+#include "scratch.h"
+#include "sys/fault.h"
+#include "sys/os.h"
+
+static struct pen_object *object;
+static struct pen_error err;
+
+static int open_object(const char *path, enum pen_mode mode, uint64_t size)
+{
+	return pen_object_open(path, mode, size, &object, &err);
+}
+
+static void fill_object(uint64_t size)
+{
+	static unsigned char bytes[1 << 20];
+
+	CHECK(size <= sizeof(bytes));
+	pattern_fill(bytes, size, 0);
+	CHECK_EQ(pwrite(object->fd, bytes, size, 0), size);
+}
+
+static void close_object(void)
+{
+	pen_object_close(object);
+	object = NULL;
+}
+
+/* Give the target new bytes of the pattern and commit them. */
+static void replace(const char *path, uint64_t size)
+{
+	CHECK_EQ(open_object(path, PEN_WRITE, size), 0);
+	fill_object(size);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+}
+
+TEST(nothing_is_visible_before_commit)
+{
+	const char *path = in_scratch("new");
+
+	CHECK_EQ(open_object(path, PEN_WRITE, 10000), 0);
+	CHECK_EQ(pen_object_size(object), 10000);
+	fill_object(10000);
+	CHECK(access(path, F_OK) < 0);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	CHECK_EQ(good_bytes(path), 10000);
+	CHECK_EQ(entries_in(scratch), 1);
+	close_object();
+	CHECK_EQ(good_bytes(path), 10000);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+TEST(the_old_file_stays_until_commit)
+{
+	const char *path = make_file("old", 5000);
+
+	CHECK_EQ(open_object(path, PEN_WRITE, 7000), 0);
+	fill_object(104);
+	CHECK_EQ(good_bytes(path), 5000);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK_EQ(good_bytes(path), 104);
+}
+
+TEST(close_without_commit_leaves_no_trace)
+{
+	const char *path = make_file("old", 5000);
+
+	CHECK_EQ(open_object(path, PEN_WRITE, 7000), 0);
+	fill_object(7000);
+	close_object();
+	CHECK_EQ(good_bytes(path), 5000);
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE, 7000), 0);
+	close_object();
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE_IN_PLACE, 7000), 0);
+	close_object();
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+static int fail_tmpfile(const char *name)
+{
+	static int opens;
+
+	return !strcmp(name, "open") && opens++ == 0 ? EOPNOTSUPP : 0;
+}
+
+TEST(without_unnamed_files_it_is_the_same)
+{
+	const char *path = in_scratch("new");
+
+	for (int commit = 0; commit < 2; commit++) {
+		sys_fault_hook = commit ? sys_fault_hook : fail_tmpfile;
+		CHECK_EQ(open_object(path, PEN_WRITE, 7000), 0);
+		sys_fault_hook = NULL;
+		fill_object(7000);
+		CHECK(access(path, F_OK) < 0);
+		CHECK_EQ(entries_in(scratch), commit ? 0 : 1);
+		if (commit)
+			CHECK_EQ(pen_object_commit(object, &err), 0);
+		close_object();
+		CHECK_EQ(entries_in(scratch), commit);
+	}
+}
+
+TEST(a_replaced_file_keeps_its_mode)
+{
+	const char *path = make_file("old", 10);
+	struct stat st;
+
+	CHECK(!chmod(path, 0640));
+	replace(path, 20);
+	CHECK(!stat(path, &st));
+	CHECK_EQ(st.st_mode & 07777, 0640);
+	CHECK(!chmod(path, 06755));
+	replace(path, 30);
+	CHECK(!stat(path, &st));
+	CHECK_EQ(st.st_mode & 07777, 06755);
+}
+
+TEST(a_new_file_has_the_mode_of_the_umask)
+{
+	struct stat st;
+
+	umask(027);
+	replace(in_scratch("new"), 10);
+	CHECK(!stat(in_scratch("new"), &st));
+	CHECK_EQ(st.st_mode & 07777, 0640);
+}
+
+TEST(a_replaced_file_keeps_its_owner)
+{
+	const char *path = make_file("old", 10);
+	struct stat st;
+
+	if (geteuid())
+		SKIP("only root can give files away");
+	CHECK(!chown(path, 1234, 2345));
+	CHECK(!chmod(path, 04711));
+	replace(path, 20);
+	CHECK(!stat(path, &st));
+	CHECK_EQ(st.st_uid, 1234);
+	CHECK_EQ(st.st_gid, 2345);
+	CHECK_EQ(st.st_mode & 07777, 04711);
+}
+
+TEST(a_link_stays_a_link_and_its_file_changes)
+{
+	const char *path = make_file("old", 10);
+	struct stat st;
+
+	CHECK(!mkdir(in_scratch("sub"), 0755));
+	CHECK(!symlink("../old", in_scratch("sub/link")));
+	replace(in_scratch("sub/link"), 500);
+	CHECK(!lstat(in_scratch("sub/link"), &st) && S_ISLNK(st.st_mode));
+	CHECK_EQ(good_bytes(path), 500);
+	CHECK_EQ(entries_in(in_scratch("sub")), 1);
+}
+
+TEST(a_link_to_nothing_is_followed_too)
+{
+	struct stat st;
+
+	CHECK(!symlink("not-yet", in_scratch("link")));
+	replace(in_scratch("link"), 500);
+	CHECK(!lstat(in_scratch("link"), &st) && S_ISLNK(st.st_mode));
+	CHECK_EQ(good_bytes(in_scratch("not-yet")), 500);
+}
+
+TEST(names_without_a_directory_and_long_names_work)
+{
+	char name[251];
+
+	in_scratch("");
+	CHECK(!chdir(scratch));
+	replace("plain", 100);
+	CHECK_EQ(good_bytes("plain"), 100);
+	memset(name, 'n', 250);
+	name[250] = 0;
+	replace(name, 100);
+	CHECK_EQ(good_bytes(name), 100);
+	CHECK(!chdir("/"));
+}
+
+TEST(in_place_overwrites_the_file_itself)
+{
+	const char *path = make_file("old", 5000);
+	struct stat before, after;
+
+	CHECK(!stat(path, &before));
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 3000), 0);
+	CHECK_EQ(pwrite(object->fd, "x", 1, 2000), 1);
+	CHECK_EQ(good_bytes(path), 2000);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK(!stat(path, &after));
+	CHECK_EQ(before.st_ino, after.st_ino);
+	CHECK_EQ(after.st_size, 5000);
+	/* One that must grow grows; one that is absent is made, and stays once committed. */
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 9000), 0);
+	close_object();
+	CHECK(!stat(path, &after));
+	CHECK_EQ(after.st_size, 9000);
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE_IN_PLACE, 10), 0);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK(!access(in_scratch("new"), F_OK));
+}
+
+TEST(commit_is_once_and_only_for_what_is_written)
+{
+	const char *path = make_file("old", 100);
+
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	CHECK_EQ(pen_object_commit(object, &err), -EBADF);
+	close_object();
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+	CHECK_EQ(pen_object_commit(object, NULL), 0);
+	CHECK_EQ(pen_object_commit(object, &err), -EALREADY);
+	CHECK(err.message[0]);
+	close_object();
+}
+
+static const char *failing;
+
+static int fail_named(const char *name)
+{
+	return !strcmp(name, failing) ? EIO : 0;
+}
+
+TEST(a_commit_that_fails_changes_nothing)
+{
+	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "stat" };
+	const char *path = make_file("old", 5000);
+
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+		fill_object(100);
+		failing = calls[i];
+		sys_fault_hook = fail_named;
+		CHECK_EQ(pen_object_commit(object, &err), -EIO);
+		sys_fault_hook = NULL;
+		CHECK(err.message[0] && !strcmp(err.object, path));
+		CHECK_EQ(good_bytes(path), 5000);
+		close_object();
+		CHECK_EQ(good_bytes(path), 5000);
+		CHECK_EQ(entries_in(scratch), 1);
+	}
+}
+
+TEST(a_full_disk_shows_at_open_and_leaves_no_litter)
+{
+	const char *mount_point = in_scratch("small"), *path;
+
+	if (geteuid())
+		SKIP("only root can mount");
+	CHECK(!mkdir(mount_point, 0755));
+	if (mount("none", mount_point, "tmpfs", 0, "size=256k"))
+		SKIP("a tmpfs cannot be mounted here");
+	path = in_scratch("small/file");
+	replace(path, 1000);
+	CHECK_EQ(open_object(path, PEN_WRITE, 1 << 20), -ENOSPC);
+	CHECK(err.hint[0] && !strcmp(err.object, path));
+	CHECK_EQ(good_bytes(path), 1000);
+	CHECK_EQ(entries_in(mount_point), 1);
+	CHECK_EQ(open_object(in_scratch("small/new"), PEN_WRITE_IN_PLACE, 1 << 20), -ENOSPC);
+	CHECK_EQ(entries_in(mount_point), 1);
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 1 << 20), -ENOSPC);
+	CHECK_EQ(good_bytes(path), 1000);
+	CHECK(!umount(mount_point));
+}
+
+TEST(a_file_system_mounted_read_only_is_refused)
+{
+	const char *mount_point = in_scratch("fixed");
+
+	if (geteuid())
+		SKIP("only root can mount");
+	CHECK(!mkdir(mount_point, 0755));
+	if (mount("none", mount_point, "tmpfs", MS_RDONLY, "size=64k"))
+		SKIP("a tmpfs cannot be mounted here");
+	CHECK_EQ(open_object(in_scratch("fixed/new"), PEN_WRITE, 10), -EROFS);
+	CHECK(strstr(err.hint, "read-only"));
+	CHECK(!umount(mount_point));
+}
+
+TEST(a_read_only_directory_is_refused)
+{
+	const char *path;
+
+	make_file("old", 10);
+	path = in_scratch("old");
+	CHECK(!chmod(scratch, 0555));
+	if (!geteuid() && seteuid(65534))
+		SKIP("root may write everywhere, and cannot become someone else");
+	CHECK_EQ(open_object(path, PEN_WRITE, 10), -EACCES);
+	CHECK(err.hint[0]);
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE_IN_PLACE, 10), -EACCES);
+	CHECK(!getuid() ? !seteuid(0) : 1);
+	CHECK(!chmod(scratch, 0755));
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+TEST(directories_pipes_and_absent_files_are_refused)
+{
+	const char *pipe_path = in_scratch("pipe");
+
+	CHECK(!mkfifo(pipe_path, 0644));
+	for (int mode = PEN_READ; mode <= PEN_WRITE_IN_PLACE; mode++) {
+		CHECK_EQ(open_object(scratch, (enum pen_mode)mode, 0), -EISDIR);
+		CHECK(!object && err.hint[0]);
+		CHECK_EQ(open_object(pipe_path, (enum pen_mode)mode, 0), -ESPIPE);
+		CHECK(!object && err.hint[0]);
+		CHECK_EQ(open_object(in_scratch("no/where"), (enum pen_mode)mode, 0), -ENOENT);
+		CHECK(err.hint[0]);
+	}
+	CHECK_EQ(open_object(in_scratch("none"), PEN_READ, 0), -ENOENT);
+	CHECK_EQ(open_object(in_scratch("new/"), PEN_WRITE, 0), -EISDIR);
+	CHECK_EQ(open_object("", PEN_READ, 0), -EINVAL);
+	CHECK_EQ(open_object(pipe_path, (enum pen_mode)9, 0), -EINVAL);
+	CHECK_EQ(entries_in(scratch), 1);
+	pen_object_close(NULL);
+}
+
+TEST(dev_null_is_written_in_place)
+{
+	CHECK_EQ(open_object("/dev/null", PEN_WRITE, 1000), 0);
+	CHECK_EQ(object->info.offset_align, 0);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK(!access("/dev/null", W_OK));
+}
+
+TEST(a_file_that_changes_is_not_the_one_that_was_opened)
+{
+	static const struct timespec other[2] = { { 1, 0 }, { 1, 0 } };
+	const char *path = make_file("old", 5000);
+
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	CHECK_EQ(object_unchanged(object, &err), 0);
+	CHECK(!truncate(path, 6000));
+	CHECK_EQ(object_unchanged(object, &err), -ESTALE);
+	CHECK(strstr(err.message, "grew from 5000 to 6000") && err.hint[0]);
+	CHECK(!truncate(path, 4000));
+	CHECK_EQ(object_unchanged(object, &err), -ESTALE);
+	CHECK(strstr(err.message, "shrank from 5000 to 4000"));
+	close_object();
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	CHECK(!utimensat(AT_FDCWD, path, other, 0));
+	CHECK_EQ(object_unchanged(object, &err), -ESTALE);
+	CHECK(strstr(err.message, "written to"));
+	close_object();
+	/* One that is replaced by rename is still the one that was opened. */
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	CHECK(!rename(make_file("other", 10), path));
+	CHECK_EQ(object_unchanged(object, &err), 0);
+	close_object();
+}
+
+TEST(residency_is_nothing_after_dropping_and_all_after_reading)
+{
+	const uint64_t size = (8 << 20) + 100;
+	const char *path = make_file("file", size);
+	static char bytes[1 << 20];
+	uint64_t resident, pages, others;
+	int fd;
+
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	if (!object->info.has_residency)
+		SKIP("this file system has no page cache to ask for");
+	CHECK_EQ(object_uncache(object, &err), 0);
+	CHECK_EQ(object_residency(object, 0, size, &resident, &err), 0);
+	if (resident)
+		SKIP("this file system does not drop its pages (tmpfs?)");
+	/* 1 MiB in the middle, without read-ahead. */
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && !posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM));
+	CHECK_EQ(pread(fd, bytes, sizeof(bytes), 2 << 20), sizeof(bytes));
+	CHECK_EQ(object_residency(object, 2 << 20, 1 << 20, &resident, &err), 0);
+	CHECK_EQ(resident, 1 << 20);
+	CHECK_EQ(object_residency(object, 4 << 20, 4 << 20, &resident, &err), 0);
+	CHECK_EQ(resident, 0);
+	if (!os_cachestat(object->fd, 0, size, &pages)) {
+		CHECK_EQ(os_mincore(object->fd, 0, size, &others), 0);
+		CHECK_EQ(pages, others);
+		CHECK_EQ(os_cachestat(object->fd, (2 << 20) - 5000, 9000, &pages), 0);
+		CHECK_EQ(os_mincore(object->fd, (2 << 20) - 5000, 9000, &others), 0);
+		CHECK_EQ(pages, others);
+		CHECK_TEXT(object_residency_method(), "cachestat");
+	}
+	CHECK_EQ(good_bytes(path), size);
+	CHECK_EQ(object_residency(object, 0, size, &resident, &err), 0);
+	CHECK_EQ(resident, size);
+	CHECK_EQ(object_uncache(object, &err), 0);
+	CHECK_EQ(object_residency(object, 0, size, &resident, &err), 0);
+	CHECK_EQ(resident, 0);
+	close(fd);
+	close_object();
+}
+
+static int fail_cachestat(const char *name)
+{
+	return !strcmp(name, "cachestat") ? ENOSYS : 0;
+}
+
+TEST(an_old_kernel_is_asked_by_mincore)
+{
+	uint64_t resident;
+
+	CHECK_EQ(open_object(make_file("file", 10000), PEN_READ, 0), 0);
+	CHECK_TEXT(object_residency_method(), "none");
+	sys_fault_hook = fail_cachestat;
+	CHECK_EQ(object_residency(object, 0, 10000, &resident, &err), 0);
+	sys_fault_hook = NULL;
+	CHECK_TEXT(object_residency_method(), "mincore");
+	CHECK_EQ(resident, 10000);
+	close_object();
+}
+
+static int fail_direct(const char *name)
+{
+	static int opens;
+
+	return !strcmp(name, "open") && ++opens == 2 ? EINVAL : 0;
+}
+
+TEST(a_store_without_direct_access_says_why)
+{
+	sys_fault_hook = fail_direct;
+	CHECK_EQ(open_object(make_file("file", 10000), PEN_READ, 0), 0);
+	sys_fault_hook = NULL;
+	CHECK_EQ(object->direct_fd, -1);
+	CHECK_EQ(object->info.offset_align, 0);
+	CHECK(strstr(object->info.no_direct, "refuses O_DIRECT"));
+	close_object();
+}
+
+TEST(direct_writes_keep_to_whole_pages)
+{
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE, 100), 0);
+	if (!object->info.offset_align)
+		SKIP("no O_DIRECT here");
+	CHECK(object->info.offset_align >= 4096 && object->info.memory_align);
+	close_object();
+}
+
+TEST_MAIN

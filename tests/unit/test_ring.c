@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The ring of one lane and the pool of pieces behind it. A shadow keeps what was taken in order
+ * and asks of each new slot: does it lie in a piece, and does it keep clear of every slot whose
+ * memory may not be reused yet - taken, or put while an elder is still out?
+ */
+#include <errno.h>
+#include <pthread.h>
+#include "mem/ring.h"
+#include "test.h"
+
+#define PIECES 6
+#define ROOM 1000
+
+static struct ring ring;
+static struct piece pieces[PIECES];
+static unsigned char memory[PIECES][ROOM];
+static uint64_t seed = 1;
+
+/* The shadow: slots in the order they were taken, from the oldest still out. */
+static struct shadow {
+	struct slot *slot;
+	unsigned char *memory;
+	size_t size;
+	bool put;
+} shadow[RING_SLOTS];
+static unsigned int out;
+
+static uint32_t chance(uint32_t below)
+{
+	seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (uint32_t)(seed >> 33) % below;
+}
+
+static void add_piece(void)
+{
+	struct piece *piece = &pieces[ring.piece_count];
+
+	piece->memory = memory[ring.piece_count];
+	piece->size = ROOM;
+	ring_add(&ring, piece);
+}
+
+static void check_slot(const struct slot *slot, size_t size)
+{
+	CHECK_EQ(slot->size, size);
+	CHECK(slot->state != SLOT_FREE);
+	if (!size) {
+		CHECK(!slot->memory);
+		return;
+	}
+	CHECK(slot->piece < ring.piece_count);
+	CHECK(slot->memory == memory[slot->piece] + slot->at);
+	CHECK(slot->at + size <= ROOM);
+	for (unsigned int i = 0; i < out; i++)
+		if (shadow[i].size)
+			CHECK(slot->memory + size <= shadow[i].memory ||
+			      shadow[i].memory + shadow[i].size <= slot->memory);
+}
+
+static struct slot *take(size_t size)
+{
+	struct slot *slot = ring_take(&ring, size, chance(2) ? SLOT_FILLING : SLOT_COPYING);
+
+	if (!slot)
+		return NULL;
+	check_slot(slot, size);
+	for (unsigned int i = 0; i < out; i++)
+		CHECK(shadow[i].slot != slot);
+	shadow[out++] = (struct shadow){ slot, slot->memory, size, false };
+	return slot;
+}
+
+static void put(unsigned int index)
+{
+	CHECK(!shadow[index].put);
+	shadow[index].put = true;
+	ring_put(&ring, shadow[index].slot);
+	while (out && shadow[0].put)
+		memmove(shadow, shadow + 1, --out * sizeof(shadow[0]));
+	CHECK_EQ(ring.used, out);
+}
+
+static void put_all(void)
+{
+	while (out) {
+		unsigned int i = chance(out);
+
+		if (!shadow[i].put)
+			put(i);
+	}
+}
+
+TEST(a_ring_without_pieces_has_no_room)
+{
+	CHECK(!take(1));
+	CHECK(ring_can_grow(&ring));
+	CHECK(take(0) != NULL);
+	put_all();
+}
+
+TEST(slots_never_overlap_whatever_the_order)
+{
+	for (int round = 0; round < 300; round++) {
+		memset(&ring, 0, sizeof(ring));
+		seed = (uint64_t)round;
+		add_piece();
+		for (int step = 0; step < 400; step++) {
+			if (chance(20) == 0 && ring.piece_count < PIECES)
+				add_piece();
+			if (chance(5) < 3) {
+				take(chance(8) ? chance(400) + 1 : chance(ROOM + 1));
+			} else if (out) {
+				unsigned int i = chance(3) ? 0 : chance(out);
+
+				if (!shadow[i].put)
+					put(i);
+			}
+		}
+		put_all();
+	}
+}
+
+TEST(an_empty_ring_starts_again_at_its_first_byte)
+{
+	struct slot *slot;
+
+	add_piece();
+	add_piece();
+	for (int round = 0; round < 50; round++) {
+		for (unsigned int n = chance(6); n; n--)
+			take(chance(700) + 1);
+		put_all();
+		slot = take(chance(ROOM) + 1);
+		CHECK(slot && slot->memory == memory[0]);
+		put_all();
+	}
+}
+
+TEST(a_slot_put_early_waits_for_its_elders)
+{
+	add_piece();
+	CHECK(take(400) && take(400));
+	put(1);
+	CHECK(!take(400));
+	put(0);
+	CHECK(take(400) && take(400));
+	put_all();
+}
+
+TEST(memory_is_used_in_a_circle)
+{
+	struct slot *slot;
+
+	add_piece();
+	CHECK(take(400) && take(400));
+	put(0);
+	CHECK(!take(401));
+	slot = take(400);
+	CHECK(slot && slot->at == 0);
+	CHECK(!take(1));
+	put(0);
+	slot = take(400);
+	CHECK(slot && slot->at == 400);
+	put_all();
+}
+
+TEST(a_slot_never_crosses_a_piece)
+{
+	struct slot *slot;
+
+	add_piece();
+	add_piece();
+	CHECK(take(600) != NULL);
+	slot = take(600);
+	CHECK(slot && slot->piece == 1 && slot->at == 0);
+	CHECK(!take(600));
+	CHECK(take(400) != NULL);
+	put_all();
+	CHECK(!take(ROOM + 1));
+}
+
+TEST(every_byte_of_every_piece_can_be_out_at_once)
+{
+	for (int i = 0; i < PIECES; i++)
+		add_piece();
+	for (int i = 0; i < PIECES * 4; i++)
+		CHECK(take(ROOM / 4) != NULL);
+	CHECK(!take(1));
+	put_all();
+}
+
+TEST(there_are_no_more_slots_than_slots)
+{
+	add_piece();
+	for (unsigned int i = 0; i < RING_SLOTS; i++)
+		CHECK(take(1) != NULL);
+	CHECK(!take(1) && !take(0));
+	put(0);
+	CHECK(take(1) != NULL);
+	put_all();
+}
+
+TEST(growing_gives_room_at_once_when_it_says_so)
+{
+	for (int round = 0; round < 500; round++) {
+		memset(&ring, 0, sizeof(ring));
+		seed = (uint64_t)round;
+		add_piece();
+		while (ring.piece_count < PIECES) {
+			size_t size = chance(600) + 1;
+
+			if (!take(size) && ring.used < RING_SLOTS && ring_can_grow(&ring)) {
+				add_piece();
+				CHECK(take(size) != NULL);
+			}
+			if (out && !chance(3) && !shadow[0].put)
+				put(0);
+			if (!chance(100))
+				break;
+		}
+		put_all();
+	}
+}
+
+TEST(slots_without_memory_take_no_room)
+{
+	add_piece();
+	CHECK(take(0) != NULL);
+	CHECK(take(600) != NULL);
+	CHECK(take(0) != NULL);
+	CHECK(take(400) != NULL);
+	put_all();
+	/* An oldest slot without memory must not stand in the way where the ring stopped last. */
+	CHECK(take(300) != NULL);
+	put_all();
+	CHECK(take(0) != NULL);
+	CHECK(take(ROOM) != NULL);
+	put_all();
+}
+
+TEST(mixed_slots_never_overlap)
+{
+	for (int round = 0; round < 300; round++) {
+		memset(&ring, 0, sizeof(ring));
+		seed = (uint64_t)round;
+		add_piece();
+		add_piece();
+		for (int step = 0; step < 400; step++) {
+			if (chance(5) < 3) {
+				take(chance(2) ? chance(400) + 1 : 0);
+			} else if (out) {
+				unsigned int i = chance(out);
+
+				if (!shadow[i].put)
+					put(i);
+			}
+		}
+		put_all();
+	}
+}
+
+/* ---------------------------------------------------------------------------- the pool -- */
+
+static struct pen_device *host;
+static struct piece_budget budget;
+
+static void open_host(int left)
+{
+	CHECK(!pen_device_open("host", &host, NULL));
+	budget.piece_size = PIECE_SIZE;
+	budget.left = left;
+}
+
+static struct piece *take_piece(void)
+{
+	struct pen_error err;
+	int rc = 1;
+	struct piece *piece = piece_take(&budget, host, &rc, &err);
+
+	CHECK_EQ(rc, 0);
+	return piece;
+}
+
+TEST(a_budget_is_never_exceeded)
+{
+	struct piece *taken[3];
+
+	open_host(3);
+	for (int i = 0; i < 3; i++) {
+		taken[i] = take_piece();
+		CHECK(taken[i] && taken[i]->size == PIECE_SIZE);
+		CHECK_EQ((uintptr_t)taken[i]->memory % (2u << 20), 0);
+		memset(taken[i]->memory, i + 1, PIECE_SIZE);
+	}
+	CHECK(!take_piece());
+	CHECK_EQ(budget.peak, 3);
+	piece_put(&budget, taken[1]);
+	CHECK_EQ(budget.out, 2);
+	taken[1] = take_piece();
+	CHECK(taken[1] && !take_piece());
+	CHECK_EQ(budget.peak, 3);
+	for (int i = 0; i < 3; i++)
+		piece_put(&budget, taken[i]);
+	CHECK(budget.out == 0 && budget.left == 3);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+TEST(pieces_are_reused_and_trimmed)
+{
+	unsigned char *first;
+	struct piece *piece;
+
+	open_host(2);
+	piece = take_piece();
+	first = piece->memory;
+	first[77] = 1;
+	piece_put(&budget, piece);
+	piece = take_piece();
+	CHECK(piece->memory == first && first[77] == 1);
+	piece_put(&budget, piece);
+	pen_trim();
+	piece = take_piece();
+	CHECK_EQ(piece->memory[77], 0);
+	piece_put(&budget, piece);
+	pen_trim();
+	pen_trim();
+	pen_device_close(host);
+}
+
+TEST(pieces_of_another_size_are_not_confused)
+{
+	struct piece *large, *small;
+
+	open_host(2);
+	large = take_piece();
+	piece_put(&budget, large);
+	budget.piece_size = 64 << 10;
+	small = take_piece();
+	CHECK_EQ(small->size, 64 << 10);
+	memset(small->memory, 1, small->size);
+	piece_put(&budget, small);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+static void *churn(void *unused)
+{
+	(void)unused;
+	for (int i = 0; i < 200; i++) {
+		struct piece *piece = take_piece();
+
+		CHECK(budget.out <= 3);
+		if (piece) {
+			piece->memory[0]++;
+			piece_put(&budget, piece);
+		}
+	}
+	return NULL;
+}
+
+TEST(threads_share_a_budget)
+{
+	pthread_t threads[6];
+
+	open_host(3);
+	for (int i = 0; i < 6; i++)
+		CHECK(!pthread_create(&threads[i], NULL, churn, NULL));
+	for (int i = 0; i < 6; i++)
+		pthread_join(threads[i], NULL);
+	CHECK(budget.left == 3 && budget.out == 0 && budget.peak <= 3);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+TEST_MAIN
