@@ -24,7 +24,9 @@
  *	    pen_device_alloc(gpu, pen_object_size(file), &memory, &err))
  *		return fail(&err);
  *
- *	struct pen_extent all = { .object = file, .memory = memory, .length = pen_object_size(file) };
+ *	struct pen_extent all = {
+ *		.object = file, .memory = memory, .length = pen_object_size(file),
+ *	};
  *	if (pen_transfer(PEN_READ, gpu, &all, 1, NULL, NULL, &err))
  *		return fail(&err);
  *
@@ -99,7 +101,8 @@ int pen_device_ready(struct pen_device *device, struct pen_error *err);
 const char *pen_device_name(const struct pen_device *device);
 
 /* Memory of the device; aligned to 2 MiB on the host, 256 bytes or better on a GPU. */
-int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory, struct pen_error *err);
+int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory,
+		     struct pen_error *err);
 int pen_device_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err);
 
 /* Plain synchronous copies between device memory and host memory, for small things and checks. */
@@ -142,7 +145,8 @@ uint64_t pen_object_size(const struct pen_object *object);
 
 /*
  * Make what was written durable and visible under its name: data flushed, renamed into place,
- * directory flushed; a replaced file's mode and owner are kept. After an error nothing changed.
+ * directory flushed; a replaced file's mode and owner are kept. After an error the target is as it
+ * was; only if the last step fails it is the new one, and might not survive a power loss.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 
@@ -184,7 +188,7 @@ enum pen_transfer_type {
 
 /* What a transfer leaves in the page cache. */
 enum pen_cache {
-	PEN_CACHE_AUTO,		/* as the path has it: direct reads leave nothing, cached reads stay */
+	PEN_CACHE_AUTO,		/* as the path has it: direct reads leave nothing behind */
 	PEN_CACHE_KEEP,		/* everything read or written is in the page cache afterwards */
 	PEN_CACHE_DROP,		/* nothing of the objects is in the page cache when the job ends */
 };
@@ -194,20 +198,22 @@ struct pen_options {
 	int transfer;			/* enum pen_transfer_type; a type that cannot be had here is
 					   refused, never replaced */
 	int cache;			/* enum pen_cache */
-	uint64_t memory_limit;		/* most pinned staging memory, at least 64 KiB; 0: 128 MiB */
+	uint64_t memory_limit;		/* most pinned memory, at least 64 KiB; 0: 128 MiB */
 	uint64_t request_size;		/* bytes of one request, a power of two from 4 KiB to 1 GiB;
 					   0: found at run time */
 	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
-	uint32_t depth;			/* requests in flight over all lanes; 0: found at run time */
-	uint64_t gap;			/* read through holes up to this; 0: 64 KiB; UINT64_MAX: none */
-	void *stream;			/* a CUstream: the job starts after what it holds, and what is
-					   queued on it after pen_job_wait() sees the bytes; NULL: none */
+	uint32_t depth;			/* requests in flight, all lanes; 0: found at run time */
+	uint64_t gap;			/* read through holes up to this; 0: 64 KiB;
+					   UINT64_MAX: none */
+	void *stream;			/* a CUstream: the job starts after what it holds, and
+					   what is queued on it after pen_job_wait() sees the
+					   bytes; NULL: none */
 	const char *inject;		/* faults for tests, see penstock-copy(1); NULL: none */
-	uint64_t allocate;		/* for reads: let the job allocate this much memory of the
-					   device itself, as soon as the device is up, while it reads
-					   ahead; the extents' `memory` are then offsets into it */
-	void **allocated;		/* where pen_job_wait() puts that memory; yours to free; NULL
-					   there after an error */
+	uint64_t allocate;		/* for reads: let the job allocate this much memory of
+					   the device itself, as soon as that is up, while it
+					   reads ahead; the extents' `memory` are then offsets */
+	void **allocated;		/* where pen_job_wait() puts that memory, yours to free;
+					   NULL after an error */
 };
 
 #define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options), .transfer = PEN_AUTO }

@@ -27,7 +27,8 @@ else
 		command -v $tool >/dev/null || missing="$missing $tool"
 	done
 	if [ -n "$missing" ]; then
-		echo "setup: this is no Debian; please install:$missing, and liburing, jansson, xxhash" >&2
+		echo "setup: this is no Debian; please install:$missing" >&2
+		echo "setup: and the libraries liburing, jansson and xxhash" >&2
 		exit 1
 	fi
 fi

@@ -40,7 +40,8 @@ int job_allocate(struct pen_job *job, struct pen_error *err)
 	if (!job->allocated) {
 		rc = pen_device_alloc(job->device, job->options.allocate, &job->allocated, err);
 		if (!rc)
-			atomic_store(&job->shift, (intptr_t)job->allocated - (intptr_t)PLAN_RELATIVE);
+			atomic_store(&job->shift,
+				     (intptr_t)job->allocated - (intptr_t)PLAN_RELATIVE);
 	}
 	pthread_mutex_unlock(&job->lock);
 	return rc;
@@ -179,6 +180,9 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	job->state = PEN_PLANNED;
 	job->budget.piece_size = path->piece_size;
 	job->budget.left = (int)(path->memory_limit / path->piece_size);
+	for (unsigned int w = 0; w < path->way_count; w++)
+		if (!path->ways[w].queue->lends && !path->ways[w].queue->placed)
+			job->budget.kept += (int)path->ways[w].lanes;
 	job->refused_count = path->refused_count;
 	memcpy(job->refused, path->refused, sizeof(job->refused));
 	for (int list = 0; list < LISTS; list++)
@@ -240,6 +244,9 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 	rc = path_options(options, &full, err);
 	if (rc)
 		return rc;
+	if (full.allocate && direction != PEN_READ)
+		return error_set(err, -EINVAL, "start", "a transfer", -1,
+				 "only a read can allocate its memory; a write needs bytes in it");
 	rc = path_choose(direction, device, extents, count, &full, &path, err);
 	if (rc)
 		return rc;
@@ -313,7 +320,7 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 {
 	struct pen_report full = { .size = sizeof(full) };
 	size_t size = report->size < sizeof(full) ? report->size : sizeof(full);
-	struct tuner_setting setting = tuner_get(&job->tuner);
+	struct tuner_setting setting = job->tuner.base;
 	struct hist *latency = &job->lanes[0].latency;
 	uint64_t end = job->end_ns, ready = job->ready_ns ? job->ready_ns : end;
 	uint64_t cpu = 0;
@@ -360,7 +367,9 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 
 int pen_job_wait_for(struct pen_job *job, double seconds)
 {
-	uint64_t end = os_now() + (uint64_t)((seconds > 0 ? seconds : 0) * 1e9);
+	/* A lifetime is as good as for ever, and fits. */
+	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
+	uint64_t end = os_now() + (uint64_t)(wait * 1e9);
 	struct timespec until = { (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
 	int rc = 0;
 

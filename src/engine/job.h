@@ -90,7 +90,7 @@ struct pen_job {
 	struct piece_budget budget;
 	struct tuner tuner;		/* of the cold list */
 	_Atomic size_t next[LISTS];	/* cursor of each list */
-	_Atomic uint64_t bytes_left[LISTS];	/* not taken yet; guides the size of what is taken */
+	_Atomic uint64_t bytes_left[LISTS];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;
 	_Atomic uint64_t injected;
 	_Atomic uint64_t mapped, mapped_peak;	/* page cache pinned now, and most ever; bytes */

@@ -124,14 +124,11 @@ static int add_piece(struct lane *lane)
 
 	if (lane->ring.piece_count && lane->ring.piece_count >= lane->own_way.pieces_max)
 		return -EAGAIN;
-	piece = piece_take(&lane->job->budget, lane->job->device, &rc, &err);
+	piece = piece_take(&lane->job->budget, !lane->ring.piece_count, lane->job->device, &rc,
+			   &err);
 	if (!piece) {
-		/* The lanes before took it all: not an error, but this one has nothing to do
-		 * until they end. */
-		if (!rc)
-			return -EAGAIN;
-		/* Fewer pieces are slower, not wrong. None is the end. */
-		if (lane->ring.piece_count)
+		/* Fewer pieces are slower, not wrong. No memory for the first is the end. */
+		if (!rc || lane->ring.piece_count)
 			return -EAGAIN;
 		fail(lane, &err);
 		return rc;
@@ -142,14 +139,15 @@ static int add_piece(struct lane *lane)
 	return 0;
 }
 
-/* Pin what is not pinned yet; pieces may have come since. */
-static int pin_pieces(struct lane *lane, struct pen_error *err)
+/* Pin what is not pinned yet; pieces may have come since. The driver also copies from memory that
+ * it was refused to pin, only slower. */
+static void pin_pieces(struct lane *lane)
 {
-	int rc = 0;
+	struct pen_error err;
 
-	for (; lane->pinned_pieces < lane->ring.piece_count && !rc; lane->pinned_pieces++)
-		rc = piece_pin(lane->ring.pieces[lane->pinned_pieces], lane->job->device, err);
-	return rc;
+	for (; lane->pinned_pieces < lane->ring.piece_count; lane->pinned_pieces++)
+		if (piece_pin(lane->ring.pieces[lane->pinned_pieces], lane->job->device, &err))
+			job_refused(lane->job, "pinned staging", &err);
 }
 
 static int open_device(struct lane *lane, struct pen_error *err)
@@ -185,12 +183,12 @@ static bool device_usable(struct lane *lane)
 		if (!rc)
 			rc = open_device(lane, &err);
 	}
-	if (!rc)
-		rc = pin_pieces(lane, &err);
-	if (!rc)
-		return true;
-	fail(lane, &err);
-	return false;
+	if (rc) {
+		fail(lane, &err);
+		return false;
+	}
+	pin_pieces(lane);
+	return true;
 }
 
 /* ------------------------------------------------------------------------ taking work -- */

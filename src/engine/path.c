@@ -81,8 +81,9 @@ int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
 			return 0;
 		}
 	error_set(err, -EINVAL, "use transfer type", text, -1, "there is no such type");
-	error_hint(err, "Types are auto, 0 GPU_DIRECT, 1 CPU_ONLY, 2 CPU_GPU, 3 CPU_ASYNC_GPU, "
-			"4 CPU_CACHED_GPU, 5 GPU_DIRECT_ASYNC, 6 GPU_BATCH, 7 GPU_BATCH_STREAM, MAPPED");
+	error_hint(err,
+		   "Types are auto, 0 GPU_DIRECT, 1 CPU_ONLY, 2 CPU_GPU, 3 CPU_ASYNC_GPU, "
+		   "4 CPU_CACHED_GPU, 5 GPU_DIRECT_ASYNC, 6 GPU_BATCH, 7 GPU_BATCH_STREAM, MAPPED");
 	return -EINVAL;
 }
 
@@ -407,9 +408,11 @@ static void choose_auto(struct chooser *chooser)
 				     ? HOT
 				     : COLD);
 	if (path->work[COLD].count && path->gds)
-		add_cufile(chooser, PEN_GPU_DIRECT, "gds", "storage and GPU reach each other directly");
+		add_cufile(chooser, PEN_GPU_DIRECT, "gds",
+			   "storage and GPU reach each other directly");
 	else if (path->work[COLD].count)
-		add_direct(chooser, read ? "not in the page cache" : "written around the page cache");
+		add_direct(chooser,
+			   read ? "not in the page cache" : "written around the page cache");
 	if (path->work[HOT].count)
 		choose_hot(chooser);
 }
@@ -429,7 +432,8 @@ static int cannot(struct chooser *chooser, const char *why, int nearest)
 static bool edges_share_a_block(const struct plan *plan)
 {
 	for (size_t i = 1; i < plan->request_count; i++) {
-		const struct plan_request *last = &plan->requests[i - 1], *next = &plan->requests[i];
+		const struct plan_request *last = &plan->requests[i - 1],
+					  *next = &plan->requests[i];
 
 		if (last->edge && next->edge && last->object == next->object &&
 		    (last->offset + last->length - 1) / 4096 == next->offset / 4096)
@@ -450,12 +454,13 @@ static int choose_cufile(struct chooser *chooser)
 		if (path->plan->objects[i]->info.synthetic)
 			return cannot(chooser, "cuFile moves files, not synthetic objects",
 				      PEN_CPU_ASYNC_GPU);
-		bool this_compat;
+		bool this_compat = false;
 
 		rc = object_need_name(path->plan->objects[i], chooser->err);
 		if (rc)
 			return rc;
-		rc = queue_cufile_probe(path->plan->objects[i], chooser->device, &this_compat, &why);
+		rc = queue_cufile_probe(path->plan->objects[i], chooser->device, &this_compat,
+					&why);
 		compat |= this_compat;
 		if (rc) {
 			char text[sizeof(why.message) + sizeof(why.hint) + 4];
@@ -466,8 +471,10 @@ static int choose_cufile(struct chooser *chooser)
 		}
 	}
 	if (edges_share_a_block(path->plan))
-		return cannot(chooser, "extents meet inside a 4 KiB block, which cuFile would write "
-				       "twice at the same time", PEN_CPU_ASYNC_GPU);
+		return cannot(chooser,
+			      "extents meet inside a 4 KiB block, which cuFile would write "
+			      "twice at the same time",
+			      PEN_CPU_ASYNC_GPU);
 	all_to(path, COLD);
 	snprintf(reason, sizeof(reason), "asked for as %s%s",
 		 pen_transfer_name(chooser->options->transfer),

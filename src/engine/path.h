@@ -52,7 +52,7 @@ struct path {
 	size_t piece_size;
 	uint64_t unit;		/* most bytes of one request of the plan */
 	bool gds;		/* the plan is made for real GPUDirect Storage, which auto takes */
-	bool hot_is_cold;	/* some of the hot list is not in the page cache, but cannot go direct */
+	bool hot_is_cold;	/* some of the hot list is not cached, but cannot go direct */
 	bool one_at_a_time;	/* CPU_GPU: each step waits for the one before */
 	uint32_t refused_count;
 	struct pen_path refused[PEN_PATHS_MAX];

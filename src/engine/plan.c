@@ -24,6 +24,7 @@ struct maker {
 	struct plan *plan;
 	struct flat *flats;
 	size_t flat_count;
+	size_t *active;		/* flats that reach into the request being cut; room for all */
 	struct pen_error *err;
 };
 
@@ -148,11 +149,13 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 		rc = check_extent(maker, &extents[i], i);
 		if (rc)
 			return rc;
-		if (extents[i].length && __builtin_add_overflow(total, rows_of(&extents[i]), &total))
+		if (extents[i].length &&
+		    __builtin_add_overflow(total, rows_of(&extents[i]), &total))
 			return no_memory(maker);
 	}
 	maker->flats = os_calloc(total ? total : 1, sizeof(maker->flats[0]));
-	if (!maker->flats)
+	maker->active = os_calloc(total ? total : 1, sizeof(maker->active[0]));
+	if (!maker->flats || !maker->active)
 		return no_memory(maker);
 	for (size_t i = 0; i < count; i++) {
 		const struct pen_extent *extent = &extents[i];
@@ -264,6 +267,33 @@ static uint64_t cut_after(struct maker *maker, uint64_t from, uint64_t end, uint
 	return cut;
 }
 
+/* Copies for each active flat's part of the request, which ends at `to`; those that end there are
+ * active no longer. */
+static int add_copies(struct maker *maker, struct plan_request *request, uint64_t to,
+		      size_t *active)
+{
+	uint64_t from = request->offset;
+	size_t kept = 0;
+
+	for (size_t i = 0; i < *active; i++) {
+		const struct flat *flat = &maker->flats[maker->active[i]];
+		uint64_t begin = flat->offset > from ? flat->offset : from;
+		uint64_t stop = flat->offset + flat->length;
+		int rc;
+
+		if (stop > to) {
+			maker->active[kept++] = maker->active[i];
+			stop = to;
+		}
+		rc = add_copy(maker, request, begin - from, flat->memory + (begin - flat->offset),
+			      stop - begin);
+		if (rc)
+			return rc;
+	}
+	*active = kept;
+	return 0;
+}
+
 /* Cut the run [start, end), filled by flats [first, last), into requests. */
 static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t start, uint64_t end)
 {
@@ -271,6 +301,7 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 	uint32_t object = maker->flats[first].object;
 	uint32_t align = plan->objects[object]->info.offset_align;
 	uint64_t from = start, to;
+	size_t active = 0, next = first;
 	int rc;
 
 	for (; from < end; from = to) {
@@ -290,21 +321,11 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 			.first_copy = (uint32_t)plan->copy_count,
 			.edge = edge,
 		};
-		while (first < last && maker->flats[first].offset + maker->flats[first].length <= from)
-			first++;
-		for (size_t i = first; i < last && maker->flats[i].offset < to; i++) {
-			const struct flat *flat = &maker->flats[i];
-			uint64_t begin = flat->offset > from ? flat->offset : from;
-			uint64_t stop = flat->offset + flat->length;
-
-			stop = stop < to ? stop : to;
-			if (begin >= stop)
-				continue;
-			rc = add_copy(maker, request, begin - from,
-				      flat->memory + (begin - flat->offset), stop - begin);
-			if (rc)
-				return rc;
-		}
+		while (next < last && maker->flats[next].offset < to)
+			maker->active[active++] = next++;
+		rc = add_copies(maker, request, to, &active);
+		if (rc)
+			return rc;
 		/* A window that falls wholly into a hole is not read. */
 		if (request->copy_count)
 			plan->request_count++;
@@ -342,8 +363,10 @@ static int cut(struct maker *maker)
 				const char *name = maker->plan->objects[next->object]->name;
 
 				error_set(maker->err, -EINVAL, "plan a write to", name,
-					  (int64_t)next->offset, "two extents write the same bytes");
-				error_hint(maker->err, "Give each byte of the object to one extent");
+					  (int64_t)next->offset,
+					  "two extents write the same bytes");
+				error_hint(maker->err,
+					   "Give each byte of the object to one extent");
 				return -EINVAL;
 			}
 			if (!joins(maker, &flats[last - 1], next, end))
@@ -376,6 +399,7 @@ int plan_new(const struct pen_extent *extents, size_t count, const struct plan_w
 		rc = cut(&maker);
 	}
 	free(maker.flats);
+	free(maker.active);
 	if (rc) {
 		plan_free(maker.plan);
 		return rc;

@@ -37,7 +37,7 @@ struct object_ops {
 	int (*residency)(struct pen_object *object, uint64_t offset, uint64_t length,
 			 uint64_t *resident, struct pen_error *err);
 
-	/* -ESTALE with words if the object is not the one that was opened (size, time, identity). */
+	/* -ESTALE with words if the object is not as it was when it was opened. */
 	int (*unchanged)(struct pen_object *object, struct pen_error *err);
 
 	/* Drop it from the page cache. */

@@ -40,7 +40,7 @@ struct file_state {
 	char directory[PATH_MAX];
 	char temporary[PATH_MAX + 32];	/* "" while the file has no name */
 	bool in_place;
-	bool created;			/* in place, and the file is new: removed if never committed */
+	bool created; /* in place, and the file is new: removed if never committed */
 };
 
 static int fail(struct pen_object *object, int rc, const char *operation, struct pen_error *err)
@@ -110,7 +110,8 @@ static void open_direct(struct pen_object *object, int flags)
 		memory = offset = 4096;
 	object->direct_fd = fd;
 	info->memory_align = memory;
-	info->offset_align = object->mode == PEN_READ || offset > WRITE_ALIGN ? offset : WRITE_ALIGN;
+	info->offset_align =
+		object->mode == PEN_READ || offset > WRITE_ALIGN ? offset : WRITE_ALIGN;
 }
 
 static int check_kind(struct pen_object *object, const struct stat *st, struct pen_error *err)
@@ -422,7 +423,11 @@ static int flush_directory(struct pen_object *object, struct pen_error *err)
 	/* Some file systems have no notion of it. */
 	if (rc == -EINVAL || rc == -EROFS)
 		rc = 0;
-	return rc ? fail(object, rc, "flush the directory of", err) : 0;
+	if (!rc)
+		return 0;
+	fail(object, rc, "flush the directory of", err);
+	error_hint(err, "The new file is in place, but might not survive a power loss");
+	return rc;
 }
 
 /* What the file it replaces had: mode and, where we may, owner. */

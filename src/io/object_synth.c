@@ -67,7 +67,8 @@ static int synth_open(struct pen_object *object, struct pen_error *err)
 	object->info.synthetic = true;
 	text_copy(object->info.filesystem, sizeof(object->info.filesystem), "synthetic");
 	text_copy_end(object->info.store, sizeof(object->info.store), object->name);
-	text_copy(object->info.no_direct, sizeof(object->info.no_direct), "it is made up in memory");
+	text_copy(object->info.no_direct, sizeof(object->info.no_direct),
+		  "it is made up in memory");
 	return 0;
 }
 

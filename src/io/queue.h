@@ -31,8 +31,8 @@ struct queue_request {
 	struct pen_object *object;
 	uint64_t offset;		/* in the object */
 	size_t length;			/* bytes that must move */
-	size_t room;			/* >= length: a direct read may ask for this much, for alignment;
-					   what is past length is not needed */
+	size_t room;			/* >= length: a direct read may ask for this much, for
+					   alignment; what is past length is not needed */
 	unsigned char *buffer;		/* host memory; device memory where ops->placed; set by the
 					   queue itself where ops->lends */
 	int buffer_index;		/* of the attached piece that holds the buffer, or -1 */
@@ -43,9 +43,9 @@ struct queue_request {
 
 	/* Set by the queue. */
 	int result;			/* 0, or a negative errno */
-	size_t done;			/* bytes moved, when result is 0; may exceed length up to room */
+	size_t done;			/* bytes moved, when result is 0; up to room */
 	uint64_t started_ns, ended_ns;	/* os_now() at submit and at completion */
-	struct pen_error error;		/* words where result < 0 and the queue knows more than errno */
+	struct pen_error error;		/* where result < 0 and the queue knows more */
 
 	/* The queue's own, while queued. */
 	struct queue_request *next;
@@ -56,10 +56,10 @@ struct queue_request {
 };
 
 struct queue_setup {
-	struct pen_device *device;	/* where the bytes go; needed by placed and lending queues */
+	struct pen_device *device;	/* where the bytes go; for placed and lending queues */
 	unsigned int depth;		/* most requests ever queued at once */
 	unsigned int pieces;		/* most pieces ever attached */
-	int transfer;			/* PEN_GPU_DIRECT ... PEN_GPU_BATCH_STREAM: cufile's flavour */
+	int transfer;			/* cufile's flavour: PEN_GPU_DIRECT or another of its */
 	const char *inject;		/* for the fault queue */
 	_Atomic uint64_t *injected;	/* counts injections, shared by all lanes of a job */
 };

@@ -81,7 +81,8 @@ static int parse_which(struct rule *rule, char *word)
 		if (strspn(word, "0123456789.") != length - 1)
 			return -EINVAL;
 		rule->share = strtod(word, &end) / 100;
-		return end == word + length - 1 && rule->share > 0 && rule->share <= 1 ? 0 : -EINVAL;
+		return end == word + length - 1 && rule->share > 0 && rule->share <= 1 ? 0
+										       : -EINVAL;
 	}
 	if (word[length - 1] == '+') {
 		word[length - 1] = 0;
@@ -225,7 +226,7 @@ static int fault_submit(struct queue *queue, struct queue_request *request)
 	int rc;
 
 	if (!rule) {
-		/* Written corrupt, then put right again when it is home: the memory is the user's. */
+		/* Put right again when it is home: the memory is the user's. */
 		bool corrupt = request->write && find(state, CORRUPT, request);
 
 		if (corrupt)

@@ -43,7 +43,8 @@ static int ring_open(struct io_uring *ring, unsigned int depth)
 	if (fault)
 		return -fault;
 	/* One thread only, completions on our terms; kernels before 6.0 know neither. */
-	rc = io_uring_queue_init(depth, ring, IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN);
+	rc = io_uring_queue_init(depth, ring,
+				 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN);
 	return rc == -EINVAL ? io_uring_queue_init(depth, ring, 0) : rc;
 }
 

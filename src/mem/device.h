@@ -56,7 +56,8 @@ struct device_ops {
 	int (*enter)(struct pen_device *device, struct pen_error *err);
 
 	/* Any. */
-	int (*alloc)(struct pen_device *device, uint64_t size, void **memory, struct pen_error *err);
+	int (*alloc)(struct pen_device *device, uint64_t size, void **memory,
+		     struct pen_error *err);
 	int (*free)(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err);
 	int (*get)(struct pen_device *device, void *host, const void *memory, uint64_t size,
 		   struct pen_error *err);
@@ -97,12 +98,12 @@ struct device_ops {
 struct pen_device {
 	const struct device_ops *ops;
 	char name[32];		/* "host", "cuda:0" */
-	bool is_host;		/* its memory can be read and written by the CPU and by system calls */
+	bool is_host;		/* the CPU and system calls can read and write its memory */
 	bool maps;		/* can pin file mappings read-only (the mapped path) */
 	int index;		/* of the GPU; -1 on the host */
 	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */
-	atomic_uint allocations;	/* out with the user; while there are any the device stays up */
+	atomic_uint allocations;	/* out with the user; they keep the device up */
 	void *state;		/* the implementation's own */
 	struct pen_device *next;
 };

@@ -16,14 +16,16 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct piece *pool;	/* guarded by pool_lock, as is pool_bytes */
 static size_t pool_bytes;
 
-static bool budget_take(struct piece_budget *budget)
+static bool budget_take(struct piece_budget *budget, bool first)
 {
 	int left = atomic_load(&budget->left), out, peak;
 
 	do {
-		if (left <= 0)
+		if (left <= (first ? 0 : atomic_load(&budget->kept)))
 			return false;
 	} while (!atomic_compare_exchange_weak(&budget->left, &left, left - 1));
+	if (first)
+		atomic_fetch_sub(&budget->kept, 1);
 	out = atomic_fetch_add(&budget->out, 1) + 1;
 	peak = atomic_load(&budget->peak);
 	while (out > peak && !atomic_compare_exchange_weak(&budget->peak, &peak, out))
@@ -90,13 +92,13 @@ static struct piece *piece_new(size_t size, int node)
 	return piece;
 }
 
-struct piece *piece_take(struct piece_budget *budget, struct pen_device *device, int *rc,
-			 struct pen_error *err)
+struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
+			 int *rc, struct pen_error *err)
 {
 	struct piece *piece;
 
 	*rc = 0;
-	if (!budget_take(budget))
+	if (!budget_take(budget, first))
 		return NULL;
 	piece = pool_find(budget->piece_size, device);
 	if (!piece)

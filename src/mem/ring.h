@@ -34,14 +34,15 @@ struct piece {
 /* What a job may still take; shared by its lanes. */
 struct piece_budget {
 	atomic_int left;		/* pieces */
+	atomic_int kept;		/* of these, for lanes that have none yet */
 	atomic_int out, peak;		/* pieces held now, and most ever */
 	size_t piece_size;
 };
 
 /* A piece within the budget, from the pool or new, touched; NULL with *rc 0 where the budget is
- * spent, NULL with a negative errno where memory is. */
-struct piece *piece_take(struct piece_budget *budget, struct pen_device *device, int *rc,
-			 struct pen_error *err);
+ * spent, NULL with a negative errno where memory is. A lane's first piece was kept for it. */
+struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
+			 int *rc, struct pen_error *err);
 /* Register it with the device if it is not yet. Lane's thread, after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err);
 void piece_put(struct piece_budget *budget, struct piece *piece);

@@ -203,13 +203,27 @@ int os_filesystem(int fd, char *name, size_t size)
 		unsigned long magic;
 		const char *name;
 	} known[] = {
-		{ 0xEF53, "ext4" },	   { 0x58465342, "xfs" },	{ 0x9123683E, "btrfs" },
-		{ 0x01021994, "tmpfs" },   { 0x858458f6, "ramfs" },	{ 0x794c7630, "overlayfs" },
-		{ 0x6969, "nfs" },	   { 0xFF534D42, "cifs" },	{ 0xFE534D42, "smb2" },
-		{ 0x65735546, "fuse" },	   { 0x0BD00BD0, "lustre" },	{ 0x47504653, "gpfs" },
-		{ 0x00C36400, "ceph" },	   { 0x2FC12FC1, "zfs" },	{ 0xF2F52010, "f2fs" },
-		{ 0xCA451A4E, "bcachefs" }, { 0x01021997, "9p" },	{ 0x6a656a63, "virtiofs" },
-		{ 0x19830326, "beegfs" },  { 0x73717368, "squashfs" },	{ 0x62646576, "block device" },
+		{ 0xEF53, "ext4" },
+		{ 0x58465342, "xfs" },
+		{ 0x9123683E, "btrfs" },
+		{ 0x01021994, "tmpfs" },
+		{ 0x858458f6, "ramfs" },
+		{ 0x794c7630, "overlayfs" },
+		{ 0x6969, "nfs" },
+		{ 0xFF534D42, "cifs" },
+		{ 0xFE534D42, "smb2" },
+		{ 0x65735546, "fuse" },
+		{ 0x0BD00BD0, "lustre" },
+		{ 0x47504653, "gpfs" },
+		{ 0x00C36400, "ceph" },
+		{ 0x2FC12FC1, "zfs" },
+		{ 0xF2F52010, "f2fs" },
+		{ 0xCA451A4E, "bcachefs" },
+		{ 0x01021997, "9p" },
+		{ 0x6a656a63, "virtiofs" },
+		{ 0x19830326, "beegfs" },
+		{ 0x73717368, "squashfs" },
+		{ 0x62646576, "block device" },
 	};
 	struct statfs fs;
 
@@ -272,7 +286,8 @@ int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 		return -errno;
 	*pages = 0;
 	for (size_t at = 0; at < size && !rc; at += sizeof(present) * page) {
-		size_t part = size - at < sizeof(present) * page ? size - at : sizeof(present) * page;
+		size_t part =
+			size - at < sizeof(present) * page ? size - at : sizeof(present) * page;
 
 		if (mincore(map + at, part, present) < 0)
 			rc = -errno;

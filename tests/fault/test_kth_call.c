@@ -39,10 +39,9 @@ static struct {
 	unsigned int k;
 	int how, code;
 	bool all;			/* also the calls that give back */
-	char name[48];			/* of the k-th call */
 } fault;
 
-/* The calls of a clean run, by number. */
+/* The calls of a clean run, by number; behind them the one that was failed. Shared. */
 static char (*trace)[48];
 static unsigned int trace_count;
 
@@ -70,7 +69,7 @@ static int hook(const char *name)
 	if (!fault.k || (fault.how == ONCE ? call != fault.k : call < fault.k))
 		return 0;
 	if (call == fault.k)
-		snprintf(fault.name, sizeof(fault.name), "%s", name);
+		snprintf(trace[CALLS_MAX], sizeof(trace[0]), "%s", name);
 	if (gives_back(name))
 		fault.gave_up = true;
 	return fault.code;
@@ -244,7 +243,7 @@ static bool forked(const struct scenario *scenario, unsigned int k, int how)
 		fprintf(stderr, "^ %s %s when call %u (%s) %s\n", scenario->device,
 			!WIFSIGNALED(status) ? "went wrong"
 			: WTERMSIG(status) == SIGALRM ? "hung" : "crashed",
-			k, k ? trace[k - 1] : "none",
+			k, trace[CALLS_MAX],
 			how == ONCE ? "fails once" : "and later fail");
 	return false;
 }
@@ -280,7 +279,7 @@ static void fail_every_call(struct scenario scenario)
 		if (status)
 			SKIP("there is no GPU, not even a fake one");
 	}
-	trace = mmap(NULL, CALLS_MAX * sizeof(trace[0]), PROT_READ | PROT_WRITE,
+	trace = mmap(NULL, (CALLS_MAX + 1) * sizeof(trace[0]), PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(trace != MAP_FAILED);
 	prepare(&scenario);

@@ -197,14 +197,14 @@ TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
 	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
 	CHECK_EQ(pen_device_ready(device, &err), 0);
 	CHECK_EQ(device_enter(device, &err), 0);
-	piece = piece_take(&budget, device, &rc, &err);
+	piece = piece_take(&budget, false, device, &rc, &err);
 	CHECK(piece != NULL);
 	CHECK_EQ(piece_pin(piece, device, &err), 0);
 	CHECK_EQ(piece_pin(piece, device, &err), 0);
 	memory = piece->memory;
 	piece_put(&budget, piece);
 	CHECK(fake_gpu_has("registrations", 1));
-	piece = piece_take(&budget, device, &rc, &err);
+	piece = piece_take(&budget, false, device, &rc, &err);
 	CHECK(piece->memory == memory && piece->pinned_by == device);
 	piece_put(&budget, piece);
 	pen_device_close(device);

@@ -397,7 +397,8 @@ static void tiny_limits(const char *device_name)
 			if (!cached)
 				object_uncache(object, NULL);
 			transfer_within(limits[i], 0, 0, PEN_AUTO);
-			transfer_within(limits[i], i < 4 ? 4096 << i : 65536, 1 + (uint32_t)i % 3, PEN_AUTO);
+			transfer_within(limits[i], i < 4 ? 4096 << i : 65536, 1 + (uint32_t)i % 3,
+					PEN_AUTO);
 		}
 		close_all();
 	}

@@ -276,7 +276,7 @@ static struct piece *take_piece(void)
 {
 	struct pen_error err;
 	int rc = 1;
-	struct piece *piece = piece_take(&budget, host, &rc, &err);
+	struct piece *piece = piece_take(&budget, false, host, &rc, &err);
 
 	CHECK_EQ(rc, 0);
 	return piece;
