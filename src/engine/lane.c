@@ -150,6 +150,17 @@ static void pin_pieces(struct lane *lane)
 			job_refused(lane->job, "pinned staging", &err);
 }
 
+/* Waits for the stream's copies; fences and stream are gone then. Safe on what was never opened. */
+static void close_device(struct lane *lane)
+{
+	struct pen_device *device = lane->job->device;
+
+	device_stream_close(device, &lane->stream);
+	for (unsigned int i = 0; i < RING_SLOTS; i++)
+		device_fence_close(device, &lane->transits[i].fence);
+	lane->device_up = false;
+}
+
 static int open_device(struct lane *lane, struct pen_error *err)
 {
 	struct pen_device *device = lane->job->device;
@@ -160,12 +171,13 @@ static int open_device(struct lane *lane, struct pen_error *err)
 		rc = device_stream_open(device, lane->job->options.stream, &lane->stream, err);
 	for (unsigned int i = 0; i < RING_SLOTS && !rc; i++)
 		rc = device_fence_open(device, &lane->transits[i].fence, err);
-	if (rc)
+	if (!rc)
+		rc = job_allocate(lane->job, err);
+	if (rc) {
+		close_device(lane);
 		return rc;
+	}
 	lane->device_up = true;
-	rc = job_allocate(lane->job, err);
-	if (rc)
-		return rc;
 	atomic_compare_exchange_strong(&lane->job->ready_ns, &none, os_now());
 	return 0;
 }
@@ -176,6 +188,9 @@ static bool device_usable(struct lane *lane)
 	struct pen_error err;
 	int rc = 0;
 
+	/* A device that failed once is not asked again. */
+	if (!job_running(lane->job))
+		return false;
 	if (!lane->device_up) {
 		rc = device_poll_ready(lane->job->device, &err);
 		if (rc == -EAGAIN)
@@ -857,9 +872,9 @@ static void drain(struct lane *lane)
 {
 	while (lane->queue.queued)
 		reap(lane, WAIT_STORE_NS);
-	/* The stream is empty after this: no copy reads or writes a slot any more. */
+	/* After this no copy reads or writes a slot any more. */
 	if (lane->device_up)
-		device_stream_close(lane->job->device, &lane->stream);
+		close_device(lane);
 	for (unsigned int i = 0; i < RING_SLOTS; i++)
 		if (lane->transits[i].state != TRANSIT_NONE)
 			let_go(lane, &lane->transits[i]);
@@ -922,18 +937,13 @@ static bool set_up(struct lane *lane)
 
 static void tear_down(struct lane *lane)
 {
-	struct pen_device *device = lane->job->device;
-
-	if (lane->queue_up)
+	if (lane->queue_up) {
 		drain(lane);
-	for (unsigned int i = 0; i < RING_SLOTS; i++)
-		if (lane->transits[i].fence.handle)
-			device_fence_close(device, &lane->transits[i].fence);
-	/* Only now: the kernel forgets registered buffers here. */
-	if (lane->queue_up)
 		queue_fini(&lane->queue);
+	}
+	/* A lane that never had a queue may have a device. */
 	if (lane->device_up)
-		device_stream_close(device, &lane->stream);
+		close_device(lane);
 	/* Pieces go back at once: lanes still at work may grow into them. */
 	while (lane->ring.piece_count)
 		piece_put(&lane->job->budget, lane->ring.pieces[--lane->ring.piece_count]);

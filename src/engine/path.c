@@ -326,6 +326,11 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 	struct way *way = add_way(chooser->path, "cached", &queue_sync_ops, "%s", why);
 	unsigned int wished = at_most(host ? CACHED_LANES_HOST : CACHED_LANES_GPU, chooser->cores);
 
+	uint64_t all = chooser->path->work[COLD].bytes + chooser->path->work[HOT].bytes;
+
+	/* Beside a cold part that takes longer anyway, no more lanes than the share deserves: they
+	 * would only be in its way. */
+	wished = (unsigned int)((wished * chooser->path->work[list].bytes + all - 1) / all);
 	way->list = list;
 	way->size = CACHED_SIZE;
 	way->pieces_max = 2;

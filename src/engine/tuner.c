@@ -8,13 +8,14 @@
 /* Where an unknown store starts: the knee of common disks. */
 #define START_SIZE (1u << 20)
 #define START_DEPTH 8u
-#define SIZE_MIN (256u << 10)
+#define SIZE_MIN (512u << 10)
 /* A window must hold enough to average over: bytes, round trips, and time. */
 #define WINDOW_BYTES (64ull << 20)
 #define WINDOW_ROUNDS 6
 #define WINDOW_NS 8000000ull
-/* A move must pay this much; less is noise. */
+/* A move must pay this much; less is noise. One that pays much more needs to do it only once. */
 #define GAIN 1.07
+#define GAIN_CLEAR 1.25
 /* When no neighbour pays, sit still this many windows before looking again. */
 #define REST 64
 
@@ -136,6 +137,7 @@ static bool set_out(struct tuner *tuner)
 		if (neighbour(tuner, tuner->move % MOVES, &next)) {
 			apply(tuner, next);
 			tuner->phase = TRY;
+			tuner->wins = 0;
 			return true;
 		}
 	return false;
@@ -144,7 +146,7 @@ static bool set_out(struct tuner *tuner)
 static void step(struct tuner *tuner, double rate)
 {
 	struct tuner_setting tried;
-	double before;
+	double before, best;
 
 	tuner->steps++;
 	switch (tuner->phase) {
@@ -173,8 +175,14 @@ static void step(struct tuner *tuner, double rate)
 	case AGAIN:
 		before = tuner->base_rate;
 		tuner->base_rate = rate;
-		if (tuner->try_rate > (rate > before ? rate : before) * GAIN &&
+		best = rate > before ? rate : before;
+		if (tuner->try_rate > best * GAIN &&
 		    neighbour(tuner, tuner->move % MOVES, &tried)) {
+			if (!tuner->wins++ && tuner->try_rate < best * GAIN_CLEAR) {
+				apply(tuner, tried);
+				tuner->phase = TRY;
+				return;
+			}
 			/* It pays. Go there, and on in the same direction. */
 			tuner->base = tried;
 			tuner->base_rate = tuner->try_rate;

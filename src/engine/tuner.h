@@ -7,7 +7,9 @@
  * network store is the other way round. So: measure, try a neighbour, come back and measure again
  * (rates drift; a neighbour must beat both the before and the after), keep what clearly pays.
  *
- *   BASE --window full--> TRY --window full--> AGAIN --window full--> BASE (moved or not)
+ *   BASE --window full--> TRY --window full--> AGAIN --window full--> TRY (once more) | BASE
+ *
+ * A neighbour that wins narrowly must win twice: on a busy machine luck is common.
  *
  * What was found is remembered per store and direction for the life of the process; the next job
  * starts there and looks around later.
@@ -40,6 +42,7 @@ struct tuner {
 	uint64_t start_ns, start_bytes;
 	int phase;
 	unsigned int move;		/* which neighbour is being tried */
+	unsigned int wins;		/* of the neighbour being tried */
 	unsigned int rejected;		/* moves in a row that did not pay */
 	unsigned int rest;		/* windows to sit still once nothing pays */
 	struct tuner_setting base;

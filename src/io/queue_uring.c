@@ -20,9 +20,9 @@
 #include "sys/os.h"
 
 #define FILES_MAX 64
-/* A kernel that is too busy is asked this often, this long apart. */
-#define REFUSALS_MAX 200
-#define REFUSAL_PAUSE_NS 1000000ull
+/* A kernel that is too busy is asked again for this long. */
+#define BUSY_NS 300000000ull
+#define BUSY_PAUSE_NS 100000ull
 
 struct uring_state {
 	struct io_uring ring;
@@ -33,7 +33,7 @@ struct uring_state {
 	struct queue_list unsent;
 	unsigned int unsent_count;
 	struct queue_list failed;	/* taken back; to be handed out */
-	unsigned int refusals;		/* submissions in a row that the kernel took nothing of */
+	uint64_t busy_since;		/* the kernel takes nothing since; 0: it does */
 };
 
 static int ring_open(struct io_uring *ring, unsigned int depth)
@@ -198,18 +198,20 @@ static void hand_over(struct uring_state *state)
 		fault = sys_fault("io_uring_enter");
 		rc = fault ? -fault : io_uring_submit(&state->ring);
 		if (rc > 0) {
-			state->refusals = 0;
+			state->busy_since = 0;
 			for (state->unsent_count -= (unsigned int)rc; rc; rc--)
 				queue_list_take(&state->unsent);
 			continue;
 		}
 		/* Out of some resource for the moment: completions will free it. */
+		if (!state->busy_since)
+			state->busy_since = os_now();
 		if ((rc == -EINTR || rc == -EAGAIN || rc == -EBUSY) &&
-		    state->refusals++ < REFUSALS_MAX) {
-			os_sleep(REFUSAL_PAUSE_NS);
+		    os_now() - state->busy_since < BUSY_NS) {
+			os_sleep(BUSY_PAUSE_NS);
 			return;
 		}
-		state->refusals = 0;
+		state->busy_since = 0;
 		take_back(state, rc ? rc : -EIO);
 	}
 }
