@@ -74,7 +74,7 @@ class CFailure(Exception):
 
 def pytest_collect_file(parent, file_path):
     if file_path.suffix == ".c" and file_path.name.startswith("test_") \
-            and file_path.parent.name in ("unit", "conform", "fault", "crash"):
+            and file_path.parent.name in ("unit", "conform", "fault", "crash", "gpu"):
         return CProgram.from_parent(parent, path=file_path)
     return None
 

@@ -73,6 +73,7 @@ struct lane {
 		uint32_t first, count;
 	} held[RING_SLOTS];		/* taken from the list, waiting for room or another way */
 	unsigned int held_count;
+	uint64_t waited_ns, last_wait_ns;	/* for copies: this time so far, and last time */
 	bool leaving;			/* its way is barred; it goes once nothing is under way */
 	struct pen_error why_leaving;
 	struct tally *tally, *edge_tally;

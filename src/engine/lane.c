@@ -29,6 +29,7 @@
 #define WAIT_STORE_NS 10000000ull
 /* How often it looks while copies are on their way, or the device is coming up. */
 #define WAIT_COPY_NS 40000ull
+#define WAIT_COPY_MAX_NS 250000ull
 #define WAIT_DEVICE_NS 200000ull
 #define WAIT_IDLE_NS 500000ull
 
@@ -739,14 +740,15 @@ static bool issue(struct lane *lane)
 static bool advance(struct lane *lane)
 {
 	struct pen_device *device = lane->job->device;
-	bool moved = false, fence_pending = false;
-	unsigned int used = lane->ring.used, at = lane->ring.first;
+	unsigned int left = lane->ring.used;
+	bool moved = false;
 
-	for (unsigned int i = 0; i < used; i++) {
-		struct transit *transit = &lane->transits[(at + i) & (RING_SLOTS - 1)];
+	for (unsigned int i = 0; left; i++) {
+		struct transit *transit = &lane->transits[i];
 		struct pen_error err;
 		int rc;
 
+		left -= transit->state != TRANSIT_NONE;
 		switch (transit->state) {
 		case LANDED:
 			if (!device_usable(lane))
@@ -762,14 +764,9 @@ static bool advance(struct lane *lane)
 			}
 			break;
 		case COPYING:
-			/* One stream: what comes later cannot have passed. */
-			if (fence_pending)
-				break;
 			rc = device_poll(device, &transit->fence, &err);
-			if (rc == -EAGAIN) {
-				fence_pending = true;
+			if (rc == -EAGAIN)
 				break;
-			}
 			moved = true;
 			if (rc) {
 				fail(lane, &err);
@@ -821,17 +818,24 @@ static bool may_issue(struct lane *lane)
 	return writes(lane) ? lane->ring.used < 2 * depth : lane->queue.queued < depth;
 }
 
-/* Nothing moved: sleep where news will come from. */
+/* Nothing moved: sleep where news will come from. A copy tells nobody when it is through, and each
+ * look costs the CPU a few microseconds: so the first nap is half of what the last wait took. */
 static void wait_for_news(struct lane *lane)
 {
 	bool copying = lane->ring.used > lane->queue.queued;
 
-	if (lane->queue.queued)
+	if (lane->queue.queued) {
 		reap(lane, copying ? WAIT_COPY_NS : WAIT_STORE_NS);
-	else if (lane->ring.used)
-		os_sleep(lane->device_up ? WAIT_COPY_NS : WAIT_DEVICE_NS);
-	else
-		os_sleep(WAIT_IDLE_NS);
+	} else if (lane->ring.used && lane->device_up) {
+		uint64_t nap = lane->waited_ns ? WAIT_COPY_NS : lane->last_wait_ns / 2;
+
+		nap = nap > WAIT_COPY_MAX_NS ? WAIT_COPY_MAX_NS : nap;
+		nap = nap < WAIT_COPY_NS ? WAIT_COPY_NS : nap;
+		lane->waited_ns += nap;
+		os_sleep(nap);
+	} else {
+		os_sleep(lane->ring.used ? WAIT_DEVICE_NS : WAIT_IDLE_NS);
+	}
 }
 
 /* Nothing is under way any more: change to the next way down. */
@@ -859,8 +863,11 @@ static void carry(struct lane *lane)
 		moved |= advance(lane);
 		if (lane->leaving && !lane->ring.used && !leave(lane))
 			return;
-		if (moved)
+		if (moved) {
+			lane->last_wait_ns = lane->waited_ns;
+			lane->waited_ns = 0;
 			continue;
+		}
 		if (!lane->ring.used && !work_left(lane))
 			return;
 		wait_for_news(lane);

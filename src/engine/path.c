@@ -333,7 +333,7 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 	wished = (unsigned int)((wished * chooser->path->work[list].bytes + all - 1) / all);
 	way->list = list;
 	way->size = CACHED_SIZE;
-	way->pieces_max = 2;
+	way->pieces_max = 3;
 	way->lanes = lanes_for(chooser, list, wished, 2 * UNIT);
 }
 

@@ -165,67 +165,53 @@ void piece_trim(struct pen_device *device)
 	}
 }
 
-/* The oldest slot that holds memory, or NULL. */
-static const struct slot *oldest_memory(const struct ring *ring)
+/* The slot that stands in the way of [at, at + size) of a piece, or NULL. Few are ever out. */
+static const struct slot *in_the_way(const struct ring *ring, unsigned int piece, size_t at,
+				     size_t size)
 {
-	for (unsigned int i = 0; i < ring->used; i++) {
-		const struct slot *slot = &ring->slots[(ring->first + i) & (RING_SLOTS - 1)];
+	for (unsigned int i = 0; i < RING_SLOTS; i++) {
+		const struct slot *slot = &ring->slots[i];
 
-		if (slot->memory)
+		if (slot->state != SLOT_FREE && slot->memory && slot->piece == piece &&
+		    slot->at < at + size && at < slot->at + slot->size)
 			return slot;
 	}
 	return NULL;
 }
 
-/* Has the position caught up with the oldest slot from behind? Then only the bytes before it
- * are free. */
-static bool caught_up(const struct ring *ring, const struct slot *tail)
+/* The lowest free stretch of `size` bytes. */
+static bool find_room(const struct ring *ring, size_t size, unsigned int *piece, size_t *at)
 {
-	return tail && ring->piece == tail->piece && ring->at <= tail->at;
-}
+	for (*piece = 0; *piece < ring->piece_count; ++*piece) {
+		const struct slot *slot;
 
-/* Find room for `size` bytes at or after the ring's position, and move the position there. */
-static bool find_room(struct ring *ring, size_t size)
-{
-	const struct slot *tail = oldest_memory(ring);
-	unsigned int next;
-
-	if (!ring->piece_count)
-		return false;
-	if (!tail) {
-		ring->piece = 0;
-		ring->at = 0;
-		return size <= ring->pieces[0]->size;
+		*at = 0;
+		while (size <= ring->pieces[*piece]->size - *at) {
+			slot = in_the_way(ring, *piece, *at, size);
+			if (!slot)
+				return true;
+			*at = slot->at + slot->size;
+		}
 	}
-	if (caught_up(ring, tail))
-		return size <= tail->at - ring->at;
-	if (size <= ring->pieces[ring->piece]->size - ring->at)
-		return true;
-	next = (ring->piece + 1) % ring->piece_count;
-	if (next == tail->piece ? size > tail->at : size > ring->pieces[next]->size)
-		return false;
-	ring->piece = next;
-	ring->at = 0;
-	return true;
+	return false;
 }
 
 struct slot *ring_take(struct ring *ring, size_t size, enum slot_state state)
 {
-	struct slot *slot;
+	struct slot *slot = ring->slots;
+	unsigned int piece = 0;
+	size_t at = 0;
 
 	assert(state != SLOT_FREE);
-	if (ring->used == RING_SLOTS)
+	if (ring->used == RING_SLOTS || (size && !find_room(ring, size, &piece, &at)))
 		return NULL;
-	if (size && !find_room(ring, size))
-		return NULL;
-	slot = &ring->slots[(ring->first + ring->used) & (RING_SLOTS - 1)];
-	assert(slot->state == SLOT_FREE);
+	while (slot->state != SLOT_FREE)
+		slot++;
 	slot->state = state;
 	slot->size = size;
-	slot->piece = ring->piece;
-	slot->at = ring->at;
-	slot->memory = size ? ring->pieces[ring->piece]->memory + ring->at : NULL;
-	ring->at += size;
+	slot->piece = piece;
+	slot->at = at;
+	slot->memory = size ? ring->pieces[piece]->memory + at : NULL;
 	ring->used++;
 	return slot;
 }
@@ -234,17 +220,12 @@ void ring_put(struct ring *ring, struct slot *slot)
 {
 	assert(slot->state != SLOT_FREE);
 	slot->state = SLOT_FREE;
-	while (ring->used && ring->slots[ring->first & (RING_SLOTS - 1)].state == SLOT_FREE) {
-		ring->first++;
-		ring->used--;
-	}
+	ring->used--;
 }
 
 bool ring_can_grow(const struct ring *ring)
 {
-	return ring->piece_count < RING_PIECES &&
-	       (!ring->piece_count || (ring->piece == ring->piece_count - 1 &&
-				       !caught_up(ring, oldest_memory(ring))));
+	return ring->piece_count < RING_PIECES;
 }
 
 void ring_add(struct ring *ring, struct piece *piece)

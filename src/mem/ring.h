@@ -4,16 +4,15 @@
 /*
  * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, each
  * registered once with the device it serves and then reused by job after job. A lane's ring is a
- * few pieces, used in a circle: slots are handed out first come, first served, and a slot never
- * crosses a piece, so it never straddles two registrations.
+ * few pieces; a slot is the lowest free stretch that fits, so light use stays in a few hot
+ * megabytes, and it never crosses a piece, so it never straddles two registrations.
  *
  *   FREE --ring_take--> FILLING or COPYING (the lane says who owns it) --ring_put--> FREE
  *
  * Invariants
  *   1. A slot is FREE only when the kernel and the GPU have both let go of it.
- *   2. Memory becomes reusable in the order it was taken; a slot put early waits for its elders.
- *   3. When a ring is empty it starts again at its first byte, so light use stays in cache.
- *   4. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
+ *   2. Slots that are not FREE do not overlap.
+ *   3. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -58,23 +57,21 @@ struct slot {
 	size_t at, size;		/* place in the piece */
 };
 
-#define RING_SLOTS 64	/* power of two */
+#define RING_SLOTS 64
 #define RING_PIECES 64
 
 struct ring {
 	struct piece *pieces[RING_PIECES];
 	unsigned int piece_count;
-	struct slot slots[RING_SLOTS];	/* a circle: `used` slots from `first` */
-	unsigned int first, used;
-	unsigned int piece;		/* where the next slot goes, if there is room */
-	size_t at;
+	struct slot slots[RING_SLOTS];
+	unsigned int used;		/* slots that are not FREE */
 };
 
 /* A slot of `size` bytes (0: only the bookkeeping), in `state`; NULL where there is no room now. */
 struct slot *ring_take(struct ring *ring, size_t size, enum slot_state state);
 void ring_put(struct ring *ring, struct slot *slot);
 
-/* Would one more piece give room at once? */
+/* One more piece gives room at once, for what fits into a piece. */
 bool ring_can_grow(const struct ring *ring);
 void ring_add(struct ring *ring, struct piece *piece);
 

@@ -256,6 +256,17 @@ KIT int kit_leaks_of(const char *name, const char *function)
 	return count;
 }
 
+/* Is the driver that runs ours? */
+KIT bool kit_fake_cuda(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	bool fake = library && dlsym(library, "fake_cuda_leaks");
+
+	if (library)
+		dlclose(library);
+	return fake;
+}
+
 /* What the fake drivers think was left behind or done wrong; 0 where real ones run, or none. */
 KIT int kit_leaks(void)
 {

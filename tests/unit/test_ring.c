@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ring of one lane and the pool of pieces behind it. A shadow keeps what was taken in order
- * and asks of each new slot: does it lie in a piece, and does it keep clear of every slot whose
- * memory may not be reused yet - taken, or put while an elder is still out?
+ * The ring of one lane and the pool of pieces behind it. A shadow keeps what is out and asks of
+ * each new slot: does it lie in a piece, and does it keep clear of every other that is out?
  */
 #include <errno.h>
 #include <pthread.h>
@@ -17,12 +16,11 @@ static struct piece pieces[PIECES];
 static unsigned char memory[PIECES][ROOM];
 static uint64_t seed = 1;
 
-/* The shadow: slots in the order they were taken, from the oldest still out. */
+/* The shadow: the slots that are out, in the order they were taken. */
 static struct shadow {
 	struct slot *slot;
 	unsigned char *memory;
 	size_t size;
-	bool put;
 } shadow[RING_SLOTS];
 static unsigned int out;
 
@@ -67,28 +65,22 @@ static struct slot *take(size_t size)
 	check_slot(slot, size);
 	for (unsigned int i = 0; i < out; i++)
 		CHECK(shadow[i].slot != slot);
-	shadow[out++] = (struct shadow){ slot, slot->memory, size, false };
+	shadow[out++] = (struct shadow){ slot, slot->memory, size };
 	return slot;
 }
 
 static void put(unsigned int index)
 {
-	CHECK(!shadow[index].put);
-	shadow[index].put = true;
 	ring_put(&ring, shadow[index].slot);
-	while (out && shadow[0].put)
-		memmove(shadow, shadow + 1, --out * sizeof(shadow[0]));
+	out--;
+	memmove(shadow + index, shadow + index + 1, (out - index) * sizeof(shadow[0]));
 	CHECK_EQ(ring.used, out);
 }
 
 static void put_all(void)
 {
-	while (out) {
-		unsigned int i = chance(out);
-
-		if (!shadow[i].put)
-			put(i);
-	}
+	while (out)
+		put(chance(out));
 }
 
 TEST(a_ring_without_pieces_has_no_room)
@@ -111,10 +103,7 @@ TEST(slots_never_overlap_whatever_the_order)
 			if (chance(5) < 3) {
 				take(chance(8) ? chance(400) + 1 : chance(ROOM + 1));
 			} else if (out) {
-				unsigned int i = chance(3) ? 0 : chance(out);
-
-				if (!shadow[i].put)
-					put(i);
+				put(chance(3) ? 0 : chance(out));
 			}
 		}
 		put_all();
@@ -137,31 +126,23 @@ TEST(an_empty_ring_starts_again_at_its_first_byte)
 	}
 }
 
-TEST(a_slot_put_early_waits_for_its_elders)
-{
-	add_piece();
-	CHECK(take(400) && take(400));
-	put(1);
-	CHECK(!take(400));
-	put(0);
-	CHECK(take(400) && take(400));
-	put_all();
-}
-
-TEST(memory_is_used_in_a_circle)
+TEST(the_lowest_free_stretch_is_taken)
 {
 	struct slot *slot;
 
 	add_piece();
-	CHECK(take(400) && take(400));
+	add_piece();
+	CHECK(take(400) && take(400) && take(400));
+	put(1);
+	slot = take(300);
+	CHECK(slot && slot->piece == 0 && slot->at == 400);
+	slot = take(300);
+	CHECK(slot && slot->piece == 0 && slot->at == 700);
+	slot = take(301);
+	CHECK(slot && slot->piece == 1 && slot->at == 400);
 	put(0);
-	CHECK(!take(401));
-	slot = take(400);
-	CHECK(slot && slot->at == 0);
-	CHECK(!take(1));
-	put(0);
-	slot = take(400);
-	CHECK(slot && slot->at == 400);
+	slot = take(1);
+	CHECK(slot && slot->piece == 0 && slot->at == 0);
 	put_all();
 }
 
@@ -214,7 +195,7 @@ TEST(growing_gives_room_at_once_when_it_says_so)
 				add_piece();
 				CHECK(take(size) != NULL);
 			}
-			if (out && !chance(3) && !shadow[0].put)
+			if (out && !chance(3))
 				put(0);
 			if (!chance(100))
 				break;
@@ -250,10 +231,7 @@ TEST(mixed_slots_never_overlap)
 			if (chance(5) < 3) {
 				take(chance(2) ? chance(400) + 1 : 0);
 			} else if (out) {
-				unsigned int i = chance(out);
-
-				if (!shadow[i].put)
-					put(i);
+				put(chance(out));
 			}
 		}
 		put_all();
