@@ -9,8 +9,8 @@
 # Penstock is measured in a process of its own (bench/host_bench.c): into a small window over and
 # over, as the others read, and into memory that keeps the whole file; and by its command line's own
 # figure, which has fresh memory each time. dd and fio say their own time; cat is timed from
-# outside. PENSTOCK_BENCH_DIR is a folder on the disk to measure (default: one in BUILD, removed afterwards);
-# every single value goes to BUILD/host-bench.log.
+# outside. PENSTOCK_BENCH_DIR is a folder on the disk to measure (default: one in BUILD, removed
+# afterwards); every single value goes to BUILD/host-bench.log.
 set -eu
 
 build=$(cd "${1:?usage: bench/host-bench.sh BUILD [SIZE [ROUNDS]]}" && pwd)

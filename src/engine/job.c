@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Starting, watching and ending jobs; see job.h for the states and rules. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -129,23 +130,31 @@ static void set_up_lanes(struct pen_job *job)
 	}
 }
 
-/* The knee finder of the cold list, within what its lanes may hold. */
-static void set_up_tuner(struct pen_job *job)
+/* The knee finders, within what the lanes may hold. */
+static void set_up_tuners(struct pen_job *job)
 {
 	struct path *path = job->path;
 
 	for (unsigned int w = 0; w < path->way_count; w++) {
 		const struct way *way = &path->ways[w];
+		struct tuner *tuner = &job->tuners[way->list];
 		struct tuner_setting wished = { (uint32_t)job->options.request_size,
 						job->options.depth };
 		/* A synchronous queue carries one request a lane. */
 		unsigned int each = way->queue == &queue_sync_ops ? 1 : RING_SLOTS;
+		char store[80];
 
 		if (!way->tuned)
 			continue;
-		tuner_init(&job->tuner, path->plan->objects[0]->info.store,
-			   job->direction != PEN_READ, wished, way->size, way->lanes * each,
-			   path->memory_limit);
+		/* Of the page cache only the lanes are in question, unless they were ordered. */
+		if (way->list == HOT)
+			wished = (struct tuner_setting){ way->size, job->options.lanes };
+		snprintf(store, sizeof(store), "%s%s", way->list == HOT ? "cached " : "",
+			 path->plan->objects[0]->info.store);
+		tuner_init(tuner, store, job->direction != PEN_READ, wished, way->size,
+			   way->lanes * each, path->memory_limit);
+		if (way->first_lanes)
+			tuner_from_depth(tuner, way->first_lanes);
 	}
 }
 
@@ -197,7 +206,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	}
 	job->path = path;
 	set_up_lanes(job);
-	set_up_tuner(job);
+	set_up_tuners(job);
 	*result = job;
 	return 0;
 }
@@ -320,7 +329,7 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 {
 	struct pen_report full = { .size = sizeof(full) };
 	size_t size = report->size < sizeof(full) ? report->size : sizeof(full);
-	struct tuner_setting setting = job->tuner.base;
+	struct tuner_setting setting = job->tuners[COLD].base;
 	struct hist *latency = &job->lanes[0].latency;
 	uint64_t end = job->end_ns, ready = job->ready_ns ? job->ready_ns : end;
 	uint64_t cpu = 0;
@@ -411,7 +420,8 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 		rc = error_set(err, -ECANCELED, "finish", "the transfer", -1, "it was cancelled");
 	} else {
 		job->state = PEN_DONE;
-		tuner_fini(&job->tuner);
+		for (int list = 0; list < LISTS; list++)
+			tuner_fini(&job->tuners[list]);
 	}
 	hand_over_memory(job, rc);
 	if (report)

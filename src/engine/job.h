@@ -89,7 +89,7 @@ struct pen_job {
 	char *inject;			/* our copy of the caller's text */
 	struct path *path;
 	struct piece_budget budget;
-	struct tuner tuner;		/* of the cold list */
+	struct tuner tuners[LISTS];	/* of the lists whose way is tuned */
 	_Atomic size_t next[LISTS];	/* cursor of each list */
 	_Atomic uint64_t bytes_left[LISTS];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;

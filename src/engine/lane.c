@@ -214,7 +214,7 @@ static uint64_t size_now(struct lane *lane)
 {
 	struct pen_job *job = lane->job;
 	const struct way *way = &lane->own_way;
-	uint64_t size = way->tuned ? tuner_get(&job->tuner).size : way->size;
+	uint64_t size = way->tuned ? tuner_get(&job->tuners[way->list]).size : way->size;
 	uint64_t left = atomic_load_explicit(&job->bytes_left[way->list], memory_order_relaxed);
 	uint64_t fair = left / (job->lane_count * 2);
 
@@ -234,7 +234,7 @@ static unsigned int depth_now(struct lane *lane)
 		return 1;
 	if (!way->tuned)
 		return lane->queue.inner->lends ? 2 : lane->queue.inner->placed ? 16 : RING_SLOTS;
-	depth = tuner_get(&lane->job->tuner).depth;
+	depth = tuner_get(&lane->job->tuners[way->list]).depth;
 	depth = depth / peers + (lane->index < depth % peers);
 	/* Who has something under way must be able to finish it. */
 	return depth || (!lane->ring.used && !lane->held_count) ? depth : 1;
@@ -622,7 +622,7 @@ static void came_home(struct lane *lane, struct transit *transit)
 	}
 	hist_add(&lane->latency, io->ended_ns - transit->born_ns);
 	if (lane->own_way.tuned)
-		tuner_add(&lane->job->tuner, transit->length, io->ended_ns);
+		tuner_add(&lane->job->tuners[lane->own_way.list], transit->length, io->ended_ns);
 	land(lane, transit);
 }
 

@@ -23,7 +23,8 @@
 #define HOT_SHARE 0.9
 #define GAP_DEFAULT ((uint64_t)64 << 10)
 /* Lanes of each kind; more does not pay (docs/performance.md). */
-#define CACHED_LANES_GPU 8u
+#define CACHED_LANES_GPU 12u
+#define CACHED_LANES_FIRST 8u
 #define CACHED_LANES_HOST 16u
 #define URING_LANES 4u
 #define THREAD_LANES 16u
@@ -320,6 +321,11 @@ static void add_direct(struct chooser *chooser, const char *why)
 	way->tuned = true;
 }
 
+static unsigned int share_of(unsigned int lanes, uint64_t part, uint64_t all)
+{
+	return (unsigned int)((lanes * part + all - 1) / all);
+}
+
 static void add_cached(struct chooser *chooser, enum path_list list, const char *why)
 {
 	bool host = chooser->device->is_host;
@@ -330,7 +336,9 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 
 	/* Beside a cold part that takes longer anyway, no more lanes than the share deserves: they
 	 * would only be in its way. */
-	wished = (unsigned int)((wished * chooser->path->work[list].bytes + all - 1) / all);
+	wished = share_of(wished, chooser->path->work[list].bytes, all);
+	way->tuned = !host;
+	way->first_lanes = share_of(CACHED_LANES_FIRST, chooser->path->work[list].bytes, all);
 	way->list = list;
 	way->size = CACHED_SIZE;
 	way->pieces_max = 3;

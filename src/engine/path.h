@@ -30,10 +30,11 @@ struct way {
 	enum path_list list;	/* whose requests it carries */
 	bool direct;		/* through the O_DIRECT descriptor */
 	int transfer;		/* the flavour of cuFile; else unused */
-	bool tuned;		/* size and depth by the list's tuner; else `size`, two at a time */
+	bool tuned;		/* size and depth by the list's tuner */
 	uint32_t size;		/* most bytes of one request */
 	uint32_t pieces_max;	/* of staging memory a lane may hold */
 	unsigned int lanes;
+	unsigned int first_lanes;	/* that start; others join where the tuner finds it pays */
 };
 
 /* Indices of the plan's requests. */

@@ -27,7 +27,7 @@ enum { DEEPER, SHALLOWER, LARGER, SMALLER, MOVES };
 #define STORES_MAX 32
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-	char store[72];
+	char store[96];
 	struct tuner_setting setting;
 } memory[STORES_MAX];		/* guarded by memory_lock, as is memory_next */
 static unsigned int memory_next;
@@ -54,8 +54,8 @@ static struct tuner_setting clamp(const struct tuner *tuner, struct tuner_settin
 		setting.depth = tuner->depth_max;
 	if ((uint64_t)setting.size * setting.depth > tuner->bytes_max)
 		setting.depth = (uint32_t)(tuner->bytes_max / setting.size);
-	if (!setting.depth)
-		setting.depth = 1;
+	if (setting.depth < tuner->depth_min)
+		setting.depth = tuner->depth_min;
 	return setting;
 }
 
@@ -79,6 +79,7 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 	memset(tuner, 0, sizeof(*tuner));
 	tuner->size_min = size_max < SIZE_MIN ? size_max : SIZE_MIN;
 	tuner->size_max = size_max;
+	tuner->depth_min = 1;
 	tuner->depth_max = depth_max;
 	tuner->bytes_max = bytes_max;
 	snprintf(tuner->store, sizeof(tuner->store), "%c %s", write ? 'w' : 'r', store);
@@ -87,6 +88,7 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 		if (!strcmp(memory[i].store, tuner->store)) {
 			start = memory[i].setting;
 			tuner->rest = REST / 2;
+			tuner->remembered = true;
 		}
 	pthread_mutex_unlock(&memory_lock);
 	if (wished.size) {
@@ -98,6 +100,17 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 		start.depth = wished.depth;
 	}
 	tuner->base = clamp(tuner, start);
+	apply(tuner, tuner->base);
+}
+
+void tuner_from_depth(struct tuner *tuner, uint32_t depth)
+{
+	if (tuner->fixed_depth)
+		return;
+	tuner->depth_min = depth < tuner->depth_max ? depth : tuner->depth_max;
+	if (!tuner->remembered)
+		tuner->base.depth = tuner->depth_min;
+	tuner->base = clamp(tuner, tuner->base);
 	apply(tuner, tuner->base);
 }
 

@@ -54,6 +54,12 @@ static void enter_context(void)
 	CHECK_EQ(cuda->cuCtxSetCurrent(context), CUDA_OK);
 }
 
+static void leave_context(void)
+{
+	CHECK_EQ(cuda->cuCtxSetCurrent(NULL), CUDA_OK);
+	CHECK_EQ(cuda->cuDevicePrimaryCtxRelease_v2(0), CUDA_OK);
+}
+
 static void *function(const char *name)
 {
 	void *symbol = dlsym(dlopen("libcuda.so.1", RTLD_NOW), name);
@@ -124,6 +130,7 @@ TEST(memory_of_the_caller_takes_bytes_at_any_address)
 	}
 	pen_object_close(all.object);
 	CHECK_EQ(cuda->cuMemFree_v2(own), CUDA_OK);
+	leave_context();
 	pen_device_close(gpu);
 }
 
@@ -152,6 +159,7 @@ TEST(work_queued_on_the_callers_stream_comes_first)
 	pen_object_close(all.object);
 	CHECK_EQ(cuda->cuStreamSynchronize(stream), CUDA_OK);
 	CHECK_EQ(cuda->cuStreamDestroy_v2(stream), CUDA_OK);
+	leave_context();
 	CHECK_PEN(pen_device_free(gpu, all.memory, FILE_SIZE, &err));
 	pen_device_close(gpu);
 }
