@@ -9,7 +9,8 @@ DEPS ?= $(PENSTOCK_DEPS)
 MESON_OPTIONS = --prefix $(abspath $(PREFIX)) $(if $(DEPS),-Ddeps=$(abspath $(DEPS)))
 
 all: $(BUILD)/build.ninja
-	@ninja -C $(BUILD) --quiet
+	@said=$$(ninja -C $(BUILD) --quiet 2>&1) || { echo "$$said"; exit 1; }; \
+	case $$said in ''|*'no work to do.') ;; *) echo "$$said" ;; esac
 
 $(BUILD)/build.ninja:
 	@PENSTOCK_DEPS='$(DEPS)' tools/setup.sh build

@@ -167,4 +167,4 @@ for state in cold warm; do
 				state, ours, best, name, ours / best, verdict
 		}'
 done
-echo "each value: $log"
+echo "each value: ${log#"$PWD"/}"
