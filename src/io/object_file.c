@@ -38,7 +38,7 @@ struct file_state {
 	struct stat opened;		/* as it was at open */
 	char target[PATH_MAX];		/* what commit replaces; links resolved */
 	char directory[PATH_MAX];
-	char temporary[PATH_MAX + 32];	/* "" while the file has no name */
+	char temporary[PATH_MAX + 256];	/* "" while the file has no name */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
 };

@@ -116,23 +116,26 @@ static void load(void)
 #undef X
 }
 
-/* A file of SIZE known bytes, registered, and as much device memory. */
+static char path[] = "/tmp/test_fake_cufile.XXXXXX";
+
+/* A file of SIZE known bytes, registered, and as much device memory. The library wants files with
+ * a name, so this one keeps it until the end. */
 static void begin(void)
 {
-	char path[] = "/tmp/test_fake_cufile.XXXXXX";
 	struct descr descr = { .type = 1 };
 
 	load();
 	CHECK(!cuInit(0) && !cuDevicePrimaryCtxRetain(&context, 0) && !cuCtxSetCurrent(context));
 	CHECK(!cuMemAlloc_v2(&memory, SIZE));
 	fd = mkstemp(path);
-	CHECK(fd >= 0 && !unlink(path));
+	CHECK(fd >= 0);
 	for (size_t i = 0; i < SIZE; i++)
 		bytes[i] = (unsigned char)(i * 7 + i / 256);
 	CHECK(write(fd, bytes, SIZE) == SIZE);
 	CHECK(!cuFileDriverOpen().err);
 	descr.handle.fd = fd;
 	CHECK(!cuFileHandleRegister(&fh, &descr).err);
+	CHECK(!unlink(path));
 }
 
 static void end(void)

@@ -249,7 +249,8 @@ TEST(a_job_reads_ahead_while_the_device_starts)
 	CHECK_EQ(pen_transfer(PEN_READ, device, &all, 1, NULL, &report, &err), 0);
 	printf("setup %.3f of %.3f s\n", report.setup_seconds, report.seconds);
 	CHECK(report.setup_seconds >= 0.5);
-	CHECK(TEST_SLOW_BUILD || report.seconds < 0.6 + 0.64 - 0.1);
+	/* However long the context took on a busy machine, the wire's time passed meanwhile. */
+	CHECK(report.seconds < report.setup_seconds + 0.64 - 0.1);
 	CHECK_EQ(pen_device_get(device, bytes, (void *)(uintptr_t)memory, 64 * MIB, &err), 0);
 	CHECK_EQ(pattern_check(bytes, 64 * MIB, 0), 64 * MIB);
 	pen_object_close(object);
