@@ -387,7 +387,8 @@ int cufile_evidence(const char *root, char *reason, size_t size)
 		snprintf(reason, size, "NVMe by PCI P2PDMA is configured");
 		return 0;
 	}
-	snprintf(reason, size, "no GPUDirect Storage: nvidia-fs is not loaded, and PCI P2PDMA "
+	snprintf(reason, size,
+		 "nvidia-fs is not loaded (install nvidia-gds, modprobe nvidia-fs), and PCI P2PDMA "
 		 "cannot be had: %s", missing);
 	return -ENOTSUP;
 }
