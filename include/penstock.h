@@ -90,8 +90,8 @@ struct pen_device;
 /*
  * Open "host" or "cuda:N". For a GPU this returns at once while the driver and the primary
  * context (the one torch uses) come up in the background; a job that needs the GPU reads ahead
- * meanwhile. An absent driver or GPU is reported here; an error in the background is reported
- * by pen_device_ready() and by the first job.
+ * meanwhile. An absent driver is reported here; an absent GPU, or an error in the background, by
+ * pen_device_ready() and by the first job.
  */
 int pen_device_open(const char *name, struct pen_device **device, struct pen_error *err);
 
@@ -122,7 +122,8 @@ struct pen_object;
 enum pen_mode {
 	PEN_READ = 1,
 	PEN_WRITE = 2,		/* a new object; the target changes only at pen_object_commit() */
-	PEN_WRITE_IN_PLACE = 3,	/* overwrite the target's own bytes, creating it where absent */
+	PEN_WRITE_IN_PLACE = 3,	/* overwrite the target's own bytes; one that had to be created is
+				   removed again if never committed */
 };
 
 /*
@@ -146,7 +147,8 @@ uint64_t pen_object_size(const struct pen_object *object);
 /*
  * Make what was written durable and visible under its name: data flushed, renamed into place,
  * directory flushed; a replaced file's mode and owner are kept. After an error the target is as it
- * was; only if the last step fails it is the new one, and might not survive a power loss.
+ * was; only if the last step fails it is the new one, and might not survive a power loss (commit
+ * again to try that step again). In place, it only makes durable what is visible already.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 
@@ -273,7 +275,8 @@ struct pen_job;
 /*
  * Plan and start. Everything that can be refused - overlapping writes, ranges beyond the end, a
  * memory limit too small, a transfer type this machine cannot do - is refused here, before any
- * I/O. Objects, device and memory must live until pen_job_wait(); `extents` need not.
+ * I/O. Objects, device and memory must live until pen_job_wait(); `extents` need not. Several jobs
+ * may read one object at the same time, or write to different bytes of it.
  */
 int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		  const struct pen_extent *extents, size_t count,

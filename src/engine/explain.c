@@ -105,7 +105,7 @@ int pen_explain(struct pen_object *object, struct pen_device *device,
 	text_copy(answer->store, sizeof(answer->store), object->info.store);
 	text_copy(answer->device, sizeof(answer->device), device->name);
 	text_copy(answer->residency_by, sizeof(answer->residency_by),
-		  object->info.has_residency ? object_residency_method() : "none");
+		  object_residency_method(object));
 	text_copy(answer->queue, sizeof(answer->queue),
 		  queue_uring_probe(NULL) ? "threads" : "uring");
 	path_free(path);

@@ -27,6 +27,7 @@ void job_fail(struct pen_job *job, const struct pen_error *err)
 	pthread_mutex_lock(&job->lock);
 	if (!job->error.code)
 		job->error = *err;
+	atomic_store(&job->failed, true);
 	atomic_compare_exchange_strong(&job->state, &running, PEN_DRAINING);
 	pthread_mutex_unlock(&job->lock);
 }
@@ -99,6 +100,9 @@ void job_refused(struct pen_job *job, const char *path, const struct pen_error *
 out:
 	pthread_mutex_unlock(&job->lock);
 }
+
+/* More pieces than all lanes together could use. */
+#define PIECES_MAX ((int)(LANES_MAX * RING_PIECES))
 
 /* After the last lane; also undoes a job that never ran. */
 static void job_free(struct pen_job *job)
@@ -188,7 +192,9 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	job->options = *options;
 	job->state = PEN_PLANNED;
 	job->budget.piece_size = path->piece_size;
-	job->budget.left = (int)(path->memory_limit / path->piece_size);
+	job->budget.left = path->memory_limit / path->piece_size < PIECES_MAX
+				   ? (int)(path->memory_limit / path->piece_size)
+				   : PIECES_MAX;
 	for (unsigned int w = 0; w < path->way_count; w++)
 		if (!path->ways[w].queue->lends && !path->ways[w].queue->placed)
 			job->budget.kept += (int)path->ways[w].lanes;
@@ -253,6 +259,8 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 	rc = path_options(options, &full, err);
 	if (rc)
 		return rc;
+	if (full.allocate)
+		*full.allocated = NULL;
 	if (full.allocate && direction != PEN_READ)
 		return error_set(err, -EINVAL, "start", "a transfer", -1,
 				 "only a read can allocate its memory; a write needs bytes in it");
@@ -299,7 +307,7 @@ void pen_job_poll(struct pen_job *job, struct pen_progress *progress)
 	if (ended && state == PEN_RUNNING)
 		state = PEN_DONE;
 	else if (ended && state == PEN_DRAINING)
-		state = atomic_load(&job->cancelled) ? PEN_CANCELLED : PEN_FAILED;
+		state = atomic_load(&job->failed) ? PEN_FAILED : PEN_CANCELLED;
 	progress->state = state;
 }
 
@@ -317,11 +325,13 @@ static void settle_objects(struct pen_job *job)
 	for (size_t i = 0; i < job->path->plan->object_count; i++) {
 		struct pen_object *object = job->path->plan->objects[i];
 
-		if (object_unchanged(object, &err))
+		/* Who cancelled does not ask whether the file changed meanwhile. */
+		if (atomic_load(&job->state) == PEN_RUNNING && object_unchanged(object, &err))
 			job_fail(job, &err);
-		/* Advice: what stays cached does no harm. */
-		if (job->options.cache == PEN_CACHE_DROP)
-			object_uncache(object, NULL);
+		/* Dropping what was written flushes it first, and a failed flush is told only once:
+		 * a later commit would not see it. */
+		if (job->options.cache == PEN_CACHE_DROP && object_uncache(object, &err))
+			job_fail(job, &err);
 	}
 }
 
@@ -329,7 +339,8 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 {
 	struct pen_report full = { .size = sizeof(full) };
 	size_t size = report->size < sizeof(full) ? report->size : sizeof(full);
-	struct tuner_setting setting = job->tuners[COLD].base;
+	struct tuner_setting setting = job->tuners[COLD].base.size ? job->tuners[COLD].base
+								   : job->tuners[HOT].base;
 	struct hist *latency = &job->lanes[0].latency;
 	uint64_t end = job->end_ns, ready = job->ready_ns ? job->ready_ns : end;
 	uint64_t cpu = 0;
@@ -350,8 +361,11 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	full.setup_seconds = (double)(ready - job->start_ns) / 1e9;
 	full.gb_per_s = full.seconds > 0 ? (double)full.bytes / full.seconds / 1e9 : 0;
 	full.cpu_seconds = (double)cpu / 1e9;
-	full.pinned_bytes = (uint64_t)job->budget.peak * job->budget.piece_size + job->mapped_peak;
+	full.pinned_bytes = job->budget.peak_bytes;
 	text_copy(full.device, sizeof(full.device), job->device->name);
+	/* A way that is not tuned has one size. */
+	if (!setting.size && job->path->way_count)
+		setting.size = job->path->ways[0].size;
 	full.request_size = setting.size;
 	full.depth = setting.depth;
 	full.latency_us_p50 = (double)hist_quantile(latency, 0.50) / 1e3;

@@ -71,7 +71,7 @@ struct lane {
 	unsigned int pinned_pieces;
 	struct range {
 		uint32_t first, count;
-	} held[RING_SLOTS];		/* taken from the list, waiting for room or another way */
+	} held[2 * RING_SLOTS];		/* taken from the list, waiting for room or another way */
 	unsigned int held_count;
 	uint64_t waited_ns, last_wait_ns;	/* for copies: this time so far, and last time */
 	bool leaving;			/* its way is barred; it goes once nothing is under way */
@@ -94,13 +94,12 @@ struct pen_job {
 	_Atomic uint64_t bytes_left[LISTS];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;
 	_Atomic uint64_t injected;
-	_Atomic uint64_t mapped, mapped_peak;	/* page cache pinned now, and most ever; bytes */
 	void *allocated;		/* memory that the job allocated itself; guarded by lock */
 	_Atomic intptr_t shift;		/* from the plan's addresses to real ones */
 	_Atomic uint64_t ready_ns;	/* when a lane's device could first take bytes */
 	uint64_t start_ns;
 	atomic_int state;
-	atomic_bool cancelled;
+	atomic_bool cancelled, failed;
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */

@@ -72,26 +72,39 @@ static int open_queue(struct lane *lane, struct pen_error *err)
 	return 0;
 }
 
+/* This lane needs staging memory from now on; `pieces` come with it. */
+static void start_staging(struct lane *lane, int pieces)
+{
+	struct way *way = &lane->own_way;
+
+	atomic_fetch_add(&lane->job->budget.kept, 1);
+	atomic_fetch_add(&lane->job->budget.left, pieces);
+	way->pieces_max = 2;
+	if (way->size > lane->job->path->piece_size)
+		way->size = (uint32_t)lane->job->path->piece_size;
+}
+
 /* The next way down from the one this lane uses; false where there is none. */
 static bool next_way(struct lane *lane, const struct pen_error *why)
 {
 	struct way *way = &lane->own_way;
-	/* Who asked for this way by name wants it, or the error. */
-	bool asked = lane->job->options.transfer == PEN_MAPPED;
+	/* Who asked for a way by name wants it, or the error. */
+	bool auto_chosen = lane->job->options.transfer == PEN_AUTO;
 
 	job_refused(lane->job, way->name, why);
 	if (way->queue == &queue_uring_ops) {
 		way->queue = &queue_sync_ops;
 		text_copy(way->name, sizeof(way->name), "direct-threads");
-	} else if (way->queue == &queue_map_ops && !asked) {
+	} else if (way->queue == &queue_map_ops && auto_chosen) {
 		/* What it may no longer pin of the page cache it may take as staging memory. */
-		atomic_fetch_add(&lane->job->budget.left,
-				 (int)(2 * way->size / lane->job->path->piece_size));
+		start_staging(lane, (int)(2 * way->size / lane->job->path->piece_size));
 		way->queue = &queue_sync_ops;
-		way->pieces_max = 2;
-		if (way->size > lane->job->path->piece_size)
-			way->size = (uint32_t)lane->job->path->piece_size;
 		text_copy(way->name, sizeof(way->name), "cached");
+	} else if (way->queue == &queue_cufile_ops && auto_chosen) {
+		start_staging(lane, 0);
+		way->queue = &queue_uring_ops;
+		way->direct = true;
+		text_copy(way->name, sizeof(way->name), "direct-uring");
 	} else if (way->queue == &queue_sync_ops && way->direct) {
 		way->direct = false;
 		text_copy(way->name, sizeof(way->name), "cached");
@@ -326,7 +339,7 @@ static bool take(struct lane *lane, uint64_t limit, struct range *range)
 /* What was taken and could not be sent: it goes first when there is room, or another way. */
 static void hold(struct lane *lane, struct range range)
 {
-	assert(lane->held_count < RING_SLOTS);
+	assert(lane->held_count < 2 * RING_SLOTS);
 	lane->held[lane->held_count++] = range;
 }
 
@@ -427,7 +440,7 @@ static void let_go(struct lane *lane, struct transit *transit)
 {
 	queue_release(&lane->queue, &transit->io);
 	if (lane->queue.inner->lends)
-		atomic_fetch_sub(&lane->job->mapped, transit->length);
+		budget_count(&lane->job->budget, -(int64_t)transit->length);
 	transit->state = TRANSIT_NONE;
 	ring_put(&lane->ring, transit->slot);
 }
@@ -490,7 +503,9 @@ static void io_error(struct transit *transit, struct pen_error *err)
 		break;
 	case -ENOSPC:
 	case -EDQUOT:
-		error_hint(err, "Free some space; the target was left as it was");
+		error_hint(err, io->object->mode == PEN_WRITE
+					? "Free some space; the target was left as it was"
+					: "Free some space; part of the target is overwritten");
 		break;
 	case -ENOMEM:
 		error_hint(err, "Raise the limit of locked memory (ulimit -l) or lower the memory "
@@ -546,6 +561,9 @@ static bool way_barred(struct lane *lane, const struct queue_request *io)
 {
 	int result = io->result;
 
+	/* What auto chose by itself it also leaves by itself. */
+	if (lane->own_way.queue == &queue_cufile_ops)
+		return lane->job->options.transfer == PEN_AUTO;
 	/* Mapping or registering was refused; a failing store is no reason to go another way. */
 	if (lane->queue.inner->lends)
 		return io->error.domain == PEN_DOMAIN_CUDA || result == -ENODEV ||
@@ -593,9 +611,9 @@ static void fell_short(struct lane *lane, struct transit *transit)
 			  "it ends here, %zu bytes early: it shrank while it was read", io->length);
 		error_hint(&err, "Read it again when nothing writes to it");
 		fail(lane, &err);
-	} else if (!io->done && transit->retries++ >= RETRIES_MAX) {
-		error_set(&err, -EIO, "write", io->object->name, (int64_t)io->offset,
-			  "the store takes no more bytes");
+	} else if ((!io->done || lane->queue.inner->lends) && transit->retries++ >= RETRIES_MAX) {
+		error_set(&err, -EIO, io->write ? "write" : "read", io->object->name,
+			  (int64_t)io->offset, "request after request comes up short");
 		fail(lane, &err);
 	}
 	if (!job_running(lane->job)) {
@@ -690,15 +708,6 @@ static struct slot *find_slot(struct lane *lane, size_t size)
 	return slot;
 }
 
-static void note_mapped(struct pen_job *job, uint64_t length)
-{
-	uint64_t now = atomic_fetch_add(&job->mapped, length) + length;
-	uint64_t peak = atomic_load(&job->mapped_peak);
-
-	while (now > peak && !atomic_compare_exchange_weak(&job->mapped_peak, &peak, now))
-		;
-}
-
 /* Take one more range and send it on its way; false where there is none, or no room. */
 static bool issue(struct lane *lane)
 {
@@ -728,7 +737,7 @@ static bool issue(struct lane *lane)
 	transit->io.serial =
 		atomic_fetch_add_explicit(&lane->job->serial, 1, memory_order_relaxed) + 1;
 	if (lane->queue.inner->lends)
-		note_mapped(lane->job, transit->length);
+		budget_count(&lane->job->budget, (int64_t)transit->length);
 	if (!writes(lane))
 		submit(lane, transit);
 	else

@@ -32,6 +32,8 @@
 /* The mapped way registers this much at a time, on one lane: a registration has a fixed cost, and
  * the driver does one at a time, holding up everybody's copies. So it is not mixed with others. */
 #define MAPPED_SIZE (64u << 20)
+/* Below this limit there is no memory to spare for it. */
+#define MAPPED_MEMORY ((uint64_t)16 << 20)
 #define CACHED_SIZE (4u << 20)
 /* With so few cores copying is slower than the mapped way, which takes a quarter of one. */
 #define SCARCE_CORES 4u
@@ -380,12 +382,15 @@ static void choose_hot(struct chooser *chooser)
 				  ? "--cache keep asks for the page cache"
 			  : no_direct ? no_direct
 				      : "in the page cache";
-	bool scarce = chooser->cores <= SCARCE_CORES && path->work[HOT].bytes >= MAPPED_SIZE;
+	bool scarce = chooser->cores <= SCARCE_CORES && path->work[HOT].bytes >= MAPPED_SIZE &&
+		      chooser->options->memory_limit >= MAPPED_MEMORY;
+	/* Known once the driver is up; before that a lane finds out and steps down. */
+	bool unmappable = !device_poll_ready(chooser->device, NULL) && !chooser->device->maps;
 
 	if (no_direct)
 		refuse(path, "direct-uring", "%s", no_direct);
 	if (!chooser->device->is_host && chooser->direction == PEN_READ && scarce &&
-	    !path->hot_is_cold)
+	    !path->hot_is_cold && !unmappable)
 		add_mapped(chooser, "in the page cache, and cores are too few to copy it");
 	else
 		add_cached(chooser, HOT, why);
@@ -463,6 +468,9 @@ static int choose_cufile(struct chooser *chooser)
 	bool compat = false;
 	int rc;
 
+	if (chooser->options->cache == PEN_CACHE_KEEP)
+		return cannot(chooser, "cuFile goes around the page cache, which is to be kept",
+			      PEN_CPU_CACHED_GPU);
 	for (size_t i = 0; i < path->plan->object_count; i++) {
 		if (path->plan->objects[i]->info.synthetic)
 			return cannot(chooser, "cuFile moves files, not synthetic objects",
@@ -521,8 +529,10 @@ static int choose_asked(struct chooser *chooser)
 	case PEN_CPU_GPU:
 	case PEN_CPU_ASYNC_GPU:
 		path->one_at_a_time = type == PEN_CPU_GPU;
-		if (no_direct_reason(path)) {
-			refuse(path, "direct-uring", "%s", no_direct_reason(path));
+		if (no_direct_reason(path) || chooser->options->cache == PEN_CACHE_KEEP) {
+			refuse(path, "direct-uring", "%s",
+			       no_direct_reason(path) ? no_direct_reason(path)
+						      : "it leaves nothing in the page cache");
 			all_to(path, HOT);
 			add_cached(chooser, HOT, why);
 		} else {
@@ -627,6 +637,25 @@ static void fit(struct path *path, const struct pen_options *options)
 	path->piece_size = piece;
 }
 
+/* A block of the store must fit into a request. */
+static int check_blocks(struct chooser *chooser)
+{
+	const struct plan *plan = chooser->path->plan;
+
+	for (size_t i = 0; i < plan->object_count; i++) {
+		uint32_t align = plan->objects[i]->info.offset_align;
+
+		if (!chooser->path->work[COLD].count || align <= chooser->path->unit)
+			continue;
+		error_set(chooser->err, -EINVAL, "keep within", "the memory limit", -1,
+			  "the store wants blocks of %u bytes, requests are of %llu", align,
+			  (unsigned long long)chooser->path->unit);
+		error_hint(chooser->err, "Raise the memory limit or the request size");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 static int make_plan(struct chooser *chooser, const struct pen_extent *extents, size_t count,
 		     bool placed)
 {
@@ -657,7 +686,7 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 	struct pen_error why;
 	bool compat;
 
-	if (chooser->device->is_host)
+	if (chooser->device->is_host || chooser->options->cache == PEN_CACHE_KEEP)
 		return false;
 	if (queue_cufile_evidence(reason, sizeof(reason))) {
 		refuse(path, "gds", "%s", reason);
@@ -668,7 +697,7 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 
 		if (!object || (i && object == extents[i - 1].object))
 			continue;
-		if (object->info.synthetic)
+		if (object->info.synthetic || object_need_name(object, NULL))
 			return false;
 		if (queue_cufile_probe(object, chooser->device, &compat, &why) || compat) {
 			refuse_error(path, "gds", &why);
@@ -732,7 +761,7 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 	}
 	/* Types of a GPU's own need to know what it can do. */
 	if (options->transfer >= 0 && options->transfer != PEN_CPU_ONLY)
-		rc = device->ops->ready(device, err);
+		rc = pen_device_ready(device, err);
 	if (!rc && chooser.path->plan->request_count) {
 		if (options->transfer == PEN_AUTO)
 			choose_auto(&chooser);
@@ -742,6 +771,7 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 	if (!rc) {
 		share_lanes(chooser.path, options->lanes);
 		fit(chooser.path, options);
+		rc = check_blocks(&chooser);
 	}
 out:
 	if (rc) {

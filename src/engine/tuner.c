@@ -107,6 +107,7 @@ void tuner_from_depth(struct tuner *tuner, uint32_t depth)
 {
 	if (tuner->fixed_depth)
 		return;
+	tuner->lanes_only = tuner->fixed_size;
 	tuner->depth_min = depth < tuner->depth_max ? depth : tuner->depth_max;
 	if (!tuner->remembered)
 		tuner->base.depth = tuner->depth_min;
@@ -243,7 +244,7 @@ void tuner_fini(struct tuner *tuner)
 	unsigned int i;
 
 	/* A setting that was ordered, or never measured, says nothing about the store. */
-	if (tuner->fixed_size || tuner->fixed_depth || !tuner->steps)
+	if (tuner->fixed_depth || (tuner->fixed_size && !tuner->lanes_only) || !tuner->steps)
 		return;
 	pthread_mutex_lock(&memory_lock);
 	for (i = 0; i < STORES_MAX; i++)

@@ -33,6 +33,7 @@ struct tuner {
 	uint32_t size_min, size_max, depth_min, depth_max;
 	uint64_t bytes_max;
 	bool fixed_size, fixed_depth;
+	bool lanes_only;		/* only the depth is in question */
 	bool remembered;		/* the start is what an earlier job found */
 	char store[96];			/* what to remember it under; "" nothing */
 

@@ -71,7 +71,7 @@ int object_unchanged(struct pen_object *object, struct pen_error *err);
 int object_uncache(struct pen_object *object, struct pen_error *err);
 int object_need_name(struct pen_object *object, struct pen_error *err);
 
-/* How residency is asked on this machine: "cachestat", "mincore". */
-const char *object_residency_method(void);
+/* How residency is asked for this object: "cachestat", "mincore", "samples", "none". */
+const char *object_residency_method(const struct pen_object *object);
 
 #endif

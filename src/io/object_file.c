@@ -31,14 +31,15 @@
 #include "io/object.h"
 #include "sys/os.h"
 
-/* Direct writes keep to whole pages, so that no page is shared with buffered edges. */
-#define WRITE_ALIGN 4096u
-
 struct file_state {
 	struct stat opened;		/* as it was at open */
 	char target[PATH_MAX];		/* what commit replaces; links resolved */
 	char directory[PATH_MAX];
 	char temporary[PATH_MAX + 256];	/* "" while the file has no name */
+	int (*residency)(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
+	int residency_fd;
+	int unnamed_fd;			/* direct, from before the file had a name; -1: none */
+	bool renamed;			/* the target is the new file already */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
 };
@@ -57,7 +58,9 @@ static int fail(struct pen_object *object, int rc, const char *operation, struct
 		break;
 	case -ENOSPC:
 	case -EDQUOT:
-		error_hint(err, "Free some space; the target was left as it was");
+		error_hint(err, object->mode == PEN_WRITE
+					? "Free some space; the target was left as it was"
+					: "Free some space");
 		break;
 	case -EROFS:
 		error_hint(err, "The file system is mounted read-only; write elsewhere");
@@ -110,8 +113,10 @@ static void open_direct(struct pen_object *object, int flags)
 		memory = offset = 4096;
 	object->direct_fd = fd;
 	info->memory_align = memory;
-	info->offset_align =
-		object->mode == PEN_READ || offset > WRITE_ALIGN ? offset : WRITE_ALIGN;
+	/* Direct writes keep to whole pages, so that no page is shared with buffered edges. */
+	if (object->mode != PEN_READ && offset < os_page_size())
+		offset = (uint32_t)os_page_size();
+	info->offset_align = offset;
 }
 
 static int check_kind(struct pen_object *object, const struct stat *st, struct pen_error *err)
@@ -128,6 +133,34 @@ static int check_kind(struct pen_object *object, const struct stat *st, struct p
 		return -ESPIPE;
 	}
 	return 0;
+}
+
+/*
+ * How to ask what of a file is cached. The kernel tells about pages only those who own the file or
+ * may write it (cachestat refuses others, mincore pretends that all is there), and older kernels
+ * have no cachestat. Who may only read looks at a few places instead.
+ */
+static void choose_residency(struct pen_object *object)
+{
+	struct file_state *state = object->state;
+	uint64_t pages;
+	char self[64];
+	int rc = os_cachestat(object->fd, 0, os_page_size(), &pages);
+
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", object->fd);
+	state->residency_fd = object->fd;
+	if (!rc) {
+		state->residency = os_cachestat;
+	} else if (rc == -ENOSYS && !os_may_write(self)) {
+		state->residency = os_mincore;
+	} else {
+		/* A descriptor of its own, so that a look reads nothing ahead. */
+		rc = os_open(self, O_RDONLY, 0);
+		if (rc < 0)
+			return;
+		state->residency_fd = rc;
+		state->residency = os_random(rc) ? NULL : os_cached_sample;
+	}
 }
 
 static int open_for_reading(struct pen_object *object, struct pen_error *err)
@@ -151,6 +184,8 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 			return fail(object, rc, "find the end of", err);
 	}
 	describe(object, &state->opened);
+	if (object->info.has_residency)
+		choose_residency(object);
 	open_direct(object, O_RDONLY);
 	return 0;
 }
@@ -312,6 +347,10 @@ static void file_close(struct pen_object *object)
 	}
 	if (object->direct_fd >= 0)
 		os_close(object->direct_fd);
+	if (state->unnamed_fd >= 0)
+		os_close(state->unnamed_fd);
+	if (state->residency_fd >= 0 && state->residency_fd != object->fd)
+		os_close(state->residency_fd);
 	if (object->fd >= 0)
 		os_close(object->fd);
 	free(state);
@@ -321,9 +360,12 @@ static int file_open(struct pen_object *object, struct pen_error *err)
 {
 	int rc;
 
-	object->state = os_calloc(1, sizeof(struct file_state));
-	if (!object->state)
+	struct file_state *state = os_calloc(1, sizeof(*state));
+
+	if (!state)
 		return error_sys(err, -ENOMEM, "open", object->name, -1);
+	state->residency_fd = state->unnamed_fd = -1;
+	object->state = state;
 	rc = object->mode == PEN_READ ? open_for_reading(object, err)
 				      : open_for_writing(object, err);
 	if (rc)
@@ -331,37 +373,24 @@ static int file_open(struct pen_object *object, struct pen_error *err)
 	return rc;
 }
 
-/* Tried in this order; the first that works is kept. Writing it twice does no harm. */
-static _Atomic(int (*)(int, uint64_t, uint64_t, uint64_t *)) residency_method;
-
-static int choose_residency(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
+const char *object_residency_method(const struct pen_object *object)
 {
-	int rc = os_cachestat(fd, offset, length, pages);
+	const struct file_state *state = object->state;
 
-	/* ENOSYS: an old kernel. EPERM, EACCES: a sandbox. EOPNOTSUPP: hugetlbfs. */
-	if (!rc) {
-		residency_method = os_cachestat;
-		return 0;
-	}
-	rc = os_mincore(fd, offset, length, pages);
-	if (!rc)
-		residency_method = os_mincore;
-	return rc;
-}
-
-const char *object_residency_method(void)
-{
-	return !residency_method		   ? "none"
-	       : residency_method == os_cachestat ? "cachestat"
-						   : "mincore";
+	if (!object->info.has_residency || !state->residency)
+		return "none";
+	return state->residency == os_cachestat ? "cachestat"
+	       : state->residency == os_mincore ? "mincore"
+						: "samples";
 }
 
 static int file_residency(struct pen_object *object, uint64_t offset, uint64_t length,
 			  uint64_t *resident, struct pen_error *err)
 {
-	int (*ask)(int, uint64_t, uint64_t, uint64_t *) = residency_method;
+	struct file_state *state = object->state;
 	uint64_t pages = 0, bytes;
-	int rc = (ask ? ask : choose_residency)(object->fd, offset, length, &pages);
+	int rc = state->residency ? state->residency(state->residency_fd, offset, length, &pages)
+				  : -ENOTSUP;
 
 	if (rc)
 		return fail(object, rc, "ask for the page cache of", err);
@@ -407,8 +436,9 @@ static int file_uncache(struct pen_object *object, struct pen_error *err)
 		if (rc)
 			return fail(object, rc, "flush", err);
 	}
-	rc = os_uncache(object->fd);
-	return rc ? fail(object, rc, "drop from the page cache", err) : 0;
+	/* Advice: what stays cached does no harm. */
+	os_uncache(object->fd);
+	return 0;
 }
 
 static int flush_directory(struct pen_object *object, struct pen_error *err)
@@ -482,11 +512,12 @@ static int file_need_name(struct pen_object *object, struct pen_error *err)
 	rc = give_name(object, err);
 	if (rc || object->direct_fd < 0)
 		return rc;
-	/* A descriptor keeps the name it was opened by, so it has to be a new one. */
+	/* A descriptor keeps the name it was opened by, so it has to be a new one. The old one
+	 * stays open: another job may be using it. */
 	rc = os_open(state->temporary, O_RDWR | O_DIRECT, 0);
 	if (rc < 0)
 		return fail(object, rc, "open a file beside", err);
-	os_close(object->direct_fd);
+	state->unnamed_fd = object->direct_fd;
 	object->direct_fd = rc;
 	return 0;
 }
@@ -511,6 +542,9 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 	const char *base;
 	int rc = 0;
 
+	/* Committing again after the last step failed: only that step is missing. */
+	if (state->renamed)
+		return flush_directory(object, err);
 	if (!state->in_place)
 		rc = inherit(object, err);
 	if (rc)
@@ -523,6 +557,7 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 		return fail(object, rc, "flush", err);
 	if (!state->in_place) {
 		rc = publish(object, err);
+		state->renamed = !rc;
 	} else if (state->created) {
 		name_temporary(state, &base);
 		state->temporary[0] = 0;

@@ -16,9 +16,19 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct piece *pool;	/* guarded by pool_lock, as is pool_bytes */
 static size_t pool_bytes;
 
+void budget_count(struct piece_budget *budget, int64_t bytes)
+{
+	uint64_t now = atomic_fetch_add(&budget->bytes, (uint64_t)bytes) + (uint64_t)bytes;
+	uint64_t peak = atomic_load(&budget->peak_bytes);
+
+	while (bytes > 0 && now > peak &&
+	       !atomic_compare_exchange_weak(&budget->peak_bytes, &peak, now))
+		;
+}
+
 static bool budget_take(struct piece_budget *budget, bool first)
 {
-	int left = atomic_load(&budget->left), out, peak;
+	int left = atomic_load(&budget->left);
 
 	do {
 		if (left <= (first ? 0 : atomic_load(&budget->kept)))
@@ -26,27 +36,24 @@ static bool budget_take(struct piece_budget *budget, bool first)
 	} while (!atomic_compare_exchange_weak(&budget->left, &left, left - 1));
 	if (first)
 		atomic_fetch_sub(&budget->kept, 1);
-	out = atomic_fetch_add(&budget->out, 1) + 1;
-	peak = atomic_load(&budget->peak);
-	while (out > peak && !atomic_compare_exchange_weak(&budget->peak, &peak, out))
-		;
+	budget_count(budget, (int64_t)budget->piece_size);
 	return true;
 }
 
 static void budget_put(struct piece_budget *budget)
 {
-	atomic_fetch_sub(&budget->out, 1);
+	budget_count(budget, -(int64_t)budget->piece_size);
 	atomic_fetch_add(&budget->left, 1);
 }
 
 /* A pooled piece that fits: one this device has pinned already, else one nobody has. */
-static struct piece *pool_find(size_t size, struct pen_device *device)
+static struct piece *pool_find(size_t size, int node, struct pen_device *device)
 {
 	struct piece **link, **found = NULL, *piece = NULL;
 
 	pthread_mutex_lock(&pool_lock);
 	for (link = &pool; *link; link = &(*link)->next) {
-		if ((*link)->size != size)
+		if ((*link)->size != size || (*link)->node != node)
 			continue;
 		if ((*link)->pinned_by == device) {
 			found = link;
@@ -100,7 +107,7 @@ struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_dev
 	*rc = 0;
 	if (!budget_take(budget, first))
 		return NULL;
-	piece = pool_find(budget->piece_size, device);
+	piece = pool_find(budget->piece_size, device_node(device), device);
 	if (!piece)
 		piece = piece_new(budget->piece_size, device_node(device));
 	if (!piece) {
@@ -141,8 +148,9 @@ void piece_put(struct piece_budget *budget, struct piece *piece)
 
 void piece_trim(struct pen_device *device)
 {
-	struct piece *idle = NULL, **link;
+	struct piece **link;
 
+	/* All under the lock: a device that pinned a piece cannot be closed until it is free. */
 	pthread_mutex_lock(&pool_lock);
 	for (link = &pool; *link;) {
 		struct piece *piece = *link;
@@ -153,16 +161,9 @@ void piece_trim(struct pen_device *device)
 		}
 		*link = piece->next;
 		pool_bytes -= piece->size;
-		piece->next = idle;
-		idle = piece;
-	}
-	pthread_mutex_unlock(&pool_lock);
-	while (idle) {
-		struct piece *piece = idle;
-
-		idle = piece->next;
 		piece_free(piece);
 	}
+	pthread_mutex_unlock(&pool_lock);
 }
 
 /* The slot that stands in the way of [at, at + size) of a piece, or NULL. Few are ever out. */

@@ -34,9 +34,12 @@ struct piece {
 struct piece_budget {
 	atomic_int left;		/* pieces */
 	atomic_int kept;		/* of these, for lanes that have none yet */
-	atomic_int out, peak;		/* pieces held now, and most ever */
+	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	size_t piece_size;
 };
+
+/* Memory of another kind that counts against the promise: bytes more, or less. */
+void budget_count(struct piece_budget *budget, int64_t bytes);
 
 /* A piece within the budget, from the pool or new, touched; NULL with *rc 0 where the budget is
  * spent, NULL with a negative errno where memory is. A lane's first piece was kept for it. */

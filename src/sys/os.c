@@ -12,6 +12,7 @@
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 #include "base/text.h"
@@ -19,6 +20,8 @@
 #include "sys/os.h"
 
 #define HUGE_PAGE (2ul << 20)
+/* Places looked at to guess how much of a range is cached. */
+#define SAMPLES 8u
 
 int (*sys_fault_hook)(const char *name);
 
@@ -245,10 +248,10 @@ int os_uncache(int fd)
 	return -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
-int os_writeback(int fd, uint64_t offset, uint64_t length)
+int os_random(int fd)
 {
-	FAULT("sync_file_range");
-	return result(sync_file_range(fd, (off_t)offset, (off_t)length, SYNC_FILE_RANGE_WRITE));
+	FAULT("fadvise");
+	return -posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
 #ifndef SYS_cachestat
@@ -299,6 +302,24 @@ int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 	return rc;
 }
 
+int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
+{
+	uint64_t step = length / SAMPLES ? length / SAMPLES : 1, hits = 0, asked = 0;
+
+	FAULT("preadv2");
+	for (uint64_t at = offset; at < offset + length; at += step, asked++) {
+		char byte;
+		struct iovec iov = { &byte, 1 };
+		ssize_t n = preadv2(fd, &iov, 1, (off_t)at, RWF_NOWAIT);
+
+		if (n < 0 && errno != EAGAIN)
+			return -errno;
+		hits += n > 0;
+	}
+	*pages = hits * (length / os_page_size() + 1) / asked;
+	return 0;
+}
+
 void *os_calloc(size_t count, size_t size)
 {
 	return sys_fault("malloc") ? NULL : calloc(count, size);
@@ -306,10 +327,13 @@ void *os_calloc(size_t count, size_t size)
 
 int os_map_huge(size_t size, int node, void **memory)
 {
-	size_t room = size + HUGE_PAGE;
 	unsigned char *map, *aligned;
+	size_t room;
 
 	FAULT("mmap");
+	/* Whole pages, so that what is cut off below starts at one. */
+	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
+	room = size + HUGE_PAGE;
 	map = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		   -1, 0);
 	if (map == MAP_FAILED)

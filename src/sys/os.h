@@ -35,11 +35,13 @@ int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
 int os_uncache(int fd);
-int os_writeback(int fd, uint64_t offset, uint64_t length);
+int os_random(int fd);	/* no readahead on this descriptor */
 
 /* Page-cache residency of a range, in pages. -ENOSYS where the kernel cannot say. */
 int os_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
+/* The same by looking at a few places with reads that must not wait; on an os_random() fd. */
+int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 
 /* Memory. os_map_huge gives zeroed memory aligned to 2 MiB, on huge pages where the system
  * allows, preferring NUMA node `node` (-1: anywhere). */

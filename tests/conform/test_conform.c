@@ -1181,8 +1181,22 @@ static void leave_the_cache(struct cell *cell)
 {
 	struct pen_object *object = open_source(cell);
 
+	uint64_t resident;
+
+	/* cuFile cannot leave anything in the page cache, and says so. */
 	cell->options.cache = PEN_CACHE_KEEP;
-	read_and_check(cell, object, 0, 9 * MIB, 0);
+	if (placed(cell)) {
+		struct pen_extent extent = {
+			.object = object, .length = 9 * MIB, .memory = cell->memory,
+		};
+
+		REFUSED(-ENOTSUP, pen_transfer(PEN_READ, cell->device, &extent, 1, &cell->options,
+					       NULL, &kit_err));
+	} else {
+		read_and_check(cell, object, 0, 9 * MIB, 0);
+		OK(object_residency(object, 0, 9 * MIB, &resident, &kit_err));
+		CHECK_EQ(resident, 9 * MIB);
+	}
 	cell->options.cache = PEN_CACHE_DROP;
 	read_and_check(cell, object, 0, 9 * MIB, 0);
 	pen_object_close(object);

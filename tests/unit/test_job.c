@@ -7,6 +7,7 @@
 #include "base/pattern.h"
 #include "fake_gpu.h"
 #include "penstock.h"
+#include "sys/fault.h"
 #include "sys/os.h"
 
 #define MIB (1ull << 20)
@@ -320,6 +321,80 @@ TEST(start_up_and_reading_overlap)
 	CHECK_EQ(pen_device_free(device, got, 64 * MIB, &err), 0);
 	close_all(0);
 	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+static int fail_first_flush(const char *name)
+{
+	static int flushes;
+
+	return !strcmp(name, "fdatasync") && !flushes++ ? EIO : 0;
+}
+
+/* The kernel tells of a failed flush once: who asks second hears that all is well. */
+TEST(a_flush_that_fails_while_dropping_the_cache_is_not_lost)
+{
+	char path[] = "/tmp/penstock-job-XXXXXX";
+	struct pen_extent extent = { .length = 100000 };
+	int fd = mkstemp(path);
+
+	CHECK(fd >= 0);
+	close(fd);
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 100000, &extent.memory, &err), 0);
+	CHECK_EQ(pen_object_open(path, PEN_WRITE, 100000, &extent.object, &err), 0);
+	options.cache = PEN_CACHE_DROP;
+	sys_fault_hook = fail_first_flush;
+	CHECK_EQ(pen_transfer(PEN_WRITE, device, &extent, 1, &options, NULL, &err), -EIO);
+	sys_fault_hook = NULL;
+	pen_object_close(extent.object);
+	CHECK_EQ(pen_device_free(device, extent.memory, 100000, &err), 0);
+	pen_device_close(device);
+	CHECK(!unlink(path));
+}
+
+TEST(a_memory_limit_without_end_is_no_limit)
+{
+	static const uint64_t limits[] = { UINT64_MAX, 1ull << 54, 1ull << 53 };
+
+	for (size_t i = 0; i < 3; i++) {
+		struct pen_extent extent = { .length = 3 << 20 };
+
+		options = (struct pen_options)PEN_OPTIONS_INIT;
+		options.memory_limit = limits[i];
+		options.transfer = PEN_CPU_ASYNC_GPU;
+		if (pen_device_open("cuda:0", &device, &err))
+			SKIP("there is no GPU, not even a fake one");
+		CHECK_EQ(pen_device_alloc(device, 3 << 20, &extent.memory, &err), 0);
+		CHECK_EQ(pen_object_open("pattern:3M", PEN_READ, 0, &extent.object, &err), 0);
+		CHECK_EQ(pen_transfer(PEN_READ, device, &extent, 1, &options, NULL, &err), 0);
+		pen_object_close(extent.object);
+		CHECK_EQ(pen_device_free(device, extent.memory, 3 << 20, &err), 0);
+		pen_device_close(device);
+	}
+}
+
+static long address_space(void)
+{
+	FILE *file = fopen("/proc/self/statm", "r");
+	long pages = 0;
+
+	CHECK(file && fscanf(file, "%ld", &pages) == 1);
+	fclose(file);
+	return pages;
+}
+
+TEST(memory_of_an_odd_size_is_freed_whole)
+{
+	long before;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	before = address_space();
+	for (int i = 0; i < 100; i++) {
+		CHECK_EQ(pen_device_alloc(device, 5000, &memory, &err), 0);
+		CHECK_EQ(pen_device_free(device, memory, 5000, &err), 0);
+	}
+	CHECK(address_space() - before < 512);
+	pen_device_close(device);
 }
 
 TEST_MAIN

@@ -272,15 +272,15 @@ TEST(a_budget_is_never_exceeded)
 		memset(taken[i]->memory, i + 1, PIECE_SIZE);
 	}
 	CHECK(!take_piece());
-	CHECK_EQ(budget.peak, 3);
+	CHECK_EQ(budget.peak_bytes, 3 * PIECE_SIZE);
 	piece_put(&budget, taken[1]);
-	CHECK_EQ(budget.out, 2);
+	CHECK_EQ(budget.bytes, 2 * PIECE_SIZE);
 	taken[1] = take_piece();
 	CHECK(taken[1] && !take_piece());
-	CHECK_EQ(budget.peak, 3);
+	CHECK_EQ(budget.peak_bytes, 3 * PIECE_SIZE);
 	for (int i = 0; i < 3; i++)
 		piece_put(&budget, taken[i]);
-	CHECK(budget.out == 0 && budget.left == 3);
+	CHECK(budget.bytes == 0 && budget.left == 3);
 	piece_trim(NULL);
 	pen_device_close(host);
 }
@@ -329,7 +329,7 @@ static void *churn(void *unused)
 	for (int i = 0; i < 200; i++) {
 		struct piece *piece = take_piece();
 
-		CHECK(budget.out <= 3);
+		CHECK(budget.bytes <= 3 * PIECE_SIZE);
 		if (piece) {
 			piece->memory[0]++;
 			piece_put(&budget, piece);
@@ -347,7 +347,7 @@ TEST(threads_share_a_budget)
 		CHECK(!pthread_create(&threads[i], NULL, churn, NULL));
 	for (int i = 0; i < 6; i++)
 		pthread_join(threads[i], NULL);
-	CHECK(budget.left == 3 && budget.out == 0 && budget.peak <= 3);
+	CHECK(budget.left == 3 && budget.bytes == 0 && budget.peak_bytes <= 3 * PIECE_SIZE);
 	piece_trim(NULL);
 	pen_device_close(host);
 }
