@@ -25,9 +25,15 @@ test:
 	@tools/test.sh
 
 install: all
-	@meson configure $(BUILD) --prefix $(abspath $(PREFIX))
-	@meson install -C $(BUILD) --quiet
-	@echo "installed under $(abspath $(PREFIX))"
+	@meson configure $(BUILD) --prefix $(abspath $(PREFIX)) --libdir lib >/dev/null
+	@meson install -C $(BUILD) --quiet >/dev/null
+	@if [ "$$(id -u)" = 0 ]; then ldconfig; fi
+	@echo "installed under $(abspath $(PREFIX)); programs find the library if its lib folder"
+	@echo "is known to the linker (ldconfig, LD_LIBRARY_PATH or an rpath)"
+
+uninstall:
+	@ninja -C $(BUILD) --quiet uninstall >/dev/null
+	@echo "removed what was installed last"
 
 gpu-test: all
 	@tools/gpu-test.sh $(BUILD)
@@ -41,4 +47,4 @@ bench: all
 clean:
 	rm -rf build build-asan build-tsan
 
-.PHONY: all demo test install gpu-test gpu-bench bench clean
+.PHONY: all demo test install uninstall gpu-test gpu-bench bench clean

@@ -232,6 +232,7 @@ static void close_sides(struct copy *copy)
 
 /* -------------------------------------------------------------------------------- the jobs -- */
 
+#define PATIENCE_SECONDS 1.0	/* before it is said that stopping takes time */
 #define LOOK_SECONDS 0.05	/* between looks at the jobs, for the bar and for Ctrl-C */
 
 /* Look after the jobs (some may be NULL) until all have ended. One that fails stops the other. */
@@ -239,6 +240,8 @@ static void watch(struct copy *copy, struct pen_job *const jobs[2])
 {
 	uint64_t before = copy->report.read.bytes + copy->report.write.bytes;
 	unsigned int sides = (copy->in != NULL) + (copy->out != NULL);
+	double stopping = 0;
+	bool told = false;
 
 	for (;;) {
 		uint64_t moved = before;
@@ -261,6 +264,14 @@ static void watch(struct copy *copy, struct pen_job *const jobs[2])
 		for (int i = 0; stop && i < 2; i++)
 			if (jobs[i])
 				pen_job_cancel(jobs[i]);
+		if (stop && !stopping)
+			stopping = seconds_now();
+		/* The kernel or a store may hold a request for long; nobody can take it back. */
+		if (stop && !told && seconds_now() - stopping > PATIENCE_SECONDS) {
+			fputs("penstock: stopping, but the store still holds requests; "
+			      "interrupt again to end at once\n", stderr);
+			told = true;
+		}
 		progress_show(&copy->progress, moved / sides);
 		pen_job_wait_for(running, LOOK_SECONDS);
 	}

@@ -26,6 +26,8 @@ void interrupt_init(void)
 {
 	watch(SIGINT);
 	watch(SIGTERM);
+	/* A limit of file size is an error of the write, told like any other. */
+	signal(SIGXFSZ, SIG_IGN);
 }
 
 int interrupt_signal(void)

@@ -96,7 +96,10 @@ static int compare(struct reader *from, struct reader *to, uint64_t at, size_t l
 		first++;
 	error_set(err, -EILSEQ, "verify", to->what->side->name, (int64_t)first,
 		  "this byte differs from what %s holds", from->what->side->name);
-	error_hint(err, "Something on the way changes data: copy again, and check memory and disk");
+	error_hint(err, "%s: something on the way changes data, or the source was replaced "
+			"meanwhile; copy again, and check memory and disk",
+		   to->what->side->kind == SIDE_MEMORY ? "The memory is wrong"
+						       : "The new file is in place and wrong");
 	return -EILSEQ;
 }
 

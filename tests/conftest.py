@@ -5,10 +5,15 @@ A C program answers --list with its cases and runs one by name; each becomes a p
 per build (plain, asan, tsan). The plain closing line is what people and CI read.
 """
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+
+# A background shell ignores SIGINT and a CI runner has no terminal; the tests want neither.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ["TERM"] = "xterm"
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = {"plain": ROOT / "build", "asan": ROOT / "build-asan", "tsan": ROOT / "build-tsan"}

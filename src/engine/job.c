@@ -242,6 +242,18 @@ static void job_start(struct pen_job *job)
 	}
 }
 
+/* Host memory that cannot be had is refused before it is planned for. */
+static int check_allocation(struct pen_device *device, uint64_t size, struct pen_error *err)
+{
+	void *memory;
+	int rc;
+
+	if (!size || !device->is_host)
+		return 0;
+	rc = pen_device_alloc(device, size, &memory, err);
+	return rc ? rc : pen_device_free(device, memory, size, err);
+}
+
 int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		  const struct pen_extent *extents, size_t count,
 		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
@@ -264,7 +276,9 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 	if (full.allocate && direction != PEN_READ)
 		return error_set(err, -EINVAL, "start", "a transfer", -1,
 				 "only a read can allocate its memory; a write needs bytes in it");
-	rc = path_choose(direction, device, extents, count, &full, &path, err);
+	rc = check_allocation(device, full.allocate, err);
+	if (!rc)
+		rc = path_choose(direction, device, extents, count, &full, &path, err);
 	if (rc)
 		return rc;
 	rc = job_new(direction, device, path, &full, job);

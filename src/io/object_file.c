@@ -92,13 +92,21 @@ static void open_direct(struct pen_object *object, int flags)
 	char self[64];
 	int fd, rc;
 
+	/* Newer kernels allow O_DIRECT there, but there is nothing to go around. */
+	if (!strcmp(info->filesystem, "tmpfs") || !strcmp(info->filesystem, "ramfs")) {
+		snprintf(info->no_direct, sizeof(info->no_direct), "%s is the page cache itself",
+			 info->filesystem);
+		return;
+	}
 	snprintf(self, sizeof(self), "/proc/self/fd/%d", object->fd);
 	fd = os_open(self, flags | O_DIRECT, 0);
 	if (fd < 0) {
 		char buffer[128];
 
-		snprintf(info->no_direct, sizeof(info->no_direct), "%s refuses O_DIRECT: %s",
-			 info->filesystem, strerror_r(-fd, buffer, sizeof(buffer)));
+		snprintf(info->no_direct, sizeof(info->no_direct), "%s%s: %s",
+			 fd == -EINVAL ? info->filesystem : "it cannot be opened again",
+			 fd == -EINVAL ? " refuses O_DIRECT" : " with O_DIRECT",
+			 strerror_r(-fd, buffer, sizeof(buffer)));
 		return;
 	}
 	rc = os_direct_alignment(fd, &memory, &offset);
@@ -163,6 +171,19 @@ static void choose_residency(struct pen_object *object)
 	}
 }
 
+/* A size of 0 must mean empty: devices and the files of /proc have bytes, but no size. */
+static int check_size(struct pen_object *object, const struct stat *st, struct pen_error *err)
+{
+	char byte;
+
+	if (!S_ISCHR(st->st_mode) &&
+	    !(S_ISREG(st->st_mode) && !st->st_size && os_pread(object->fd, &byte, 1, 0) > 0))
+		return 0;
+	error_set(err, -ESPIPE, "open", object->name, -1, "it does not tell how large it is");
+	error_hint(err, "Write what it holds to a regular file first");
+	return -ESPIPE;
+}
+
 static int open_for_reading(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
@@ -175,6 +196,9 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 	if (rc)
 		return fail(object, rc, "stat", err);
 	rc = check_kind(object, &state->opened, err);
+	if (rc)
+		return rc;
+	rc = check_size(object, &state->opened, err);
 	if (rc)
 		return rc;
 	object->info.size = (uint64_t)state->opened.st_size;
@@ -264,7 +288,12 @@ static int reserve(struct pen_object *object, struct pen_error *err)
 	rc = os_fallocate(object->fd, size);
 	if (rc == -EOPNOTSUPP || rc == -ENOSYS)
 		rc = os_truncate(object->fd, size);
-	return rc ? fail(object, rc, "reserve space for", err) : 0;
+	if (!rc)
+		return 0;
+	/* A part may have been had; a file of the user's gets its old size back. */
+	if (state->in_place && !state->created)
+		os_truncate(object->fd, (uint64_t)st.st_size);
+	return fail(object, rc, "reserve space for", err);
 }
 
 /* A link to nothing yet: what it points to is created, and the link stays a link. */

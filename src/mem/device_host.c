@@ -27,11 +27,14 @@ static int host_nothing(struct pen_device *device, struct pen_error *err)
 static int host_alloc(struct pen_device *device, uint64_t size, void **memory,
 		      struct pen_error *err)
 {
-	int rc = size > SIZE_MAX / 2 ? -ENOMEM : os_map_huge(size, -1, memory);
+	/* The kernel would promise it, and kill somebody when it is used. */
+	uint64_t available = os_memory_available();
+	int rc = size > available ? -ENOMEM : os_map_huge(size, -1, memory);
 
 	if (rc) {
 		error_sys(err, rc, "allocate memory on", device->name, -1);
-		error_hint(err, "%llu bytes were asked for", (unsigned long long)size);
+		error_hint(err, "%llu bytes were asked for, %llu are available",
+			   (unsigned long long)size, (unsigned long long)available);
 	}
 	return rc;
 }

@@ -373,6 +373,21 @@ size_t os_page_size(void)
 	return (size_t)sysconf(_SC_PAGESIZE);
 }
 
+uint64_t os_memory_available(void)
+{
+	unsigned long long available = 0, swap = 0;
+	FILE *file = fopen("/proc/meminfo", "re");
+	char line[128];
+
+	while (file && fgets(line, sizeof(line), file)) {
+		sscanf(line, "MemAvailable: %llu", &available);
+		sscanf(line, "SwapFree: %llu", &swap);
+	}
+	if (file)
+		fclose(file);
+	return available ? (available + swap) << 10 : UINT64_MAX;
+}
+
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
 {
 	FAULT("pthread_create");

@@ -50,6 +50,7 @@ int os_map_huge(size_t size, int node, void **memory);
 int os_map_file(int fd, uint64_t offset, size_t length, void **memory);
 int os_unmap(void *memory, size_t size);
 size_t os_page_size(void);
+uint64_t os_memory_available(void);	/* bytes, with swap; UINT64_MAX where unknown */
 
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);

@@ -10,6 +10,7 @@
  */
 #include <pthread.h>
 #include <time.h>
+#include "io/object.h"
 #include "kit.h"
 #include "sys/fault.h"
 
