@@ -62,6 +62,18 @@ static int fail(struct pen_object *object, int rc, const char *operation, struct
 					? "Free some space; the target was left as it was"
 					: "Free some space");
 		break;
+	case -ELOOP:
+		error_hint(err, "Its links lead round in a circle; name the file itself");
+		break;
+	case -ENOTDIR:
+		error_hint(err, "A part of the path is a file, not a directory");
+		break;
+	case -ENAMETOOLONG:
+		error_hint(err, "Take a shorter name, or go to its directory first");
+		break;
+	case -EFBIG:
+		error_hint(err, "Raise the limit of file size (ulimit -f), or write elsewhere");
+		break;
 	case -EROFS:
 		error_hint(err, "The file system is mounted read-only; write elsewhere");
 		break;
