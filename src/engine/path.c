@@ -22,7 +22,8 @@
 /* A range with this share of its pages cached goes through the cache. */
 #define HOT_SHARE 0.9
 #define GAP_DEFAULT ((uint64_t)64 << 10)
-/* Lanes of each kind; more does not pay (docs/performance.md). */
+/* Lanes of each kind; more does not pay (docs/performance.md). Of those that copy for a GPU the
+ * FIRST start, and the tuner finds out whether the others shall join. */
 #define CACHED_LANES_GPU 12u
 #define CACHED_LANES_FIRST 8u
 #define CACHED_LANES_HOST 16u
