@@ -11,6 +11,7 @@
  *   device   where bytes land: "host" or "cuda:N"
  *   extent   "these bytes of this object <-> these bytes of that device's memory"
  *   job      a set of extents on the move
+ *   model    the tensors of a safetensors file, or of a folder of them
  *
  * Simple use: read a whole file into GPU memory
  *
@@ -172,6 +173,7 @@ struct pen_extent {
 	uint64_t rows;		/* 0 and 1 both mean one */
 	uint64_t object_pitch;
 	uint64_t memory_pitch;
+	uint64_t tag;		/* what pen_job_landed() calls it; only with options.tags */
 };
 
 /* How bytes travel. The numbers and names are gdsio's; PEN_MAPPED is our own. */
@@ -205,18 +207,27 @@ struct pen_options {
 					   0: found at run time */
 	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
 	uint32_t depth;			/* requests in flight, all lanes; 0: found at run time */
-	uint64_t gap;			/* read through holes up to this; 0: 64 KiB;
+	uint64_t gap;			/* read through holes up to this; 0: 64 KiB, or 16 KiB
+					   where the bytes have to come from the disk;
 					   UINT64_MAX: none */
 	void *stream;			/* a CUstream: the job starts after what it holds, and
 					   what is queued on it after pen_job_wait() sees the
-					   bytes; NULL: none */
+					   bytes; NULL: none. The default streams are
+					   PEN_STREAM_LEGACY and PEN_STREAM_PER_THREAD */
 	const char *inject;		/* faults for tests, see penstock-copy(1); NULL: none */
 	uint64_t allocate;		/* for reads: let the job allocate this much memory of
 					   the device itself, as soon as that is up, while it
 					   reads ahead; the extents' `memory` are then offsets */
 	void **allocated;		/* where pen_job_wait() puts that memory, yours to free;
 					   NULL after an error */
+	uint64_t tags;			/* for reads: the extents' tags are below this, and
+					   pen_job_landed() tells as each is complete; 0: nobody
+					   asks */
 };
+
+/* The default stream of a context has no handle of its own; these name it, as CUDA's do. */
+#define PEN_STREAM_LEGACY ((void *)1)
+#define PEN_STREAM_PER_THREAD ((void *)2)
 
 #define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options), .transfer = PEN_AUTO }
 
@@ -294,6 +305,14 @@ void pen_job_cancel(struct pen_job *job);
 int pen_job_wait_for(struct pen_job *job, double seconds);
 
 /*
+ * For a job with options.tags: put up to `room` tags whose bytes are all in memory into `tags`,
+ * each once, in the order in which they became complete, waiting up to `seconds` for the first.
+ * Work queued on any stream afterwards sees the bytes. Returns how many; 0 when none came in time
+ * or the job has ended and all were told. One thread at a time.
+ */
+size_t pen_job_landed(struct pen_job *job, uint64_t *tags, size_t room, double seconds);
+
+/*
  * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a
  * write they are with the object, durable only after pen_object_commit(). The report is filled
  * in either case.
@@ -304,6 +323,100 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 int pen_transfer(enum pen_mode direction, struct pen_device *device,
 		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
 		 struct pen_report *report, struct pen_error *err);
+
+/* ---------------------------------------------------------------------------------- models -- */
+
+/* The kinds of numbers that safetensors knows, by its own names; see pen_dtype_name(). */
+enum pen_dtype {
+	PEN_BOOL, PEN_F4, PEN_F6_E2M3, PEN_F6_E3M2, PEN_U8, PEN_I8, PEN_F8_E5M2, PEN_F8_E4M3,
+	PEN_F8_E8M0, PEN_F8_E4M3FNUZ, PEN_F8_E5M2FNUZ, PEN_I16, PEN_U16, PEN_F16, PEN_BF16,
+	PEN_I32, PEN_U32, PEN_F32, PEN_C64, PEN_F64, PEN_I64, PEN_U64,
+	PEN_DTYPES
+};
+
+/* "BF16" for PEN_BF16; NULL where there is none. And the bits of one element: 4 to 64. */
+const char *pen_dtype_name(int dtype);
+unsigned int pen_dtype_bits(int dtype);
+
+struct pen_tensor {
+	const char *name;
+	int dtype;			/* enum pen_dtype */
+	uint32_t rank;
+	const uint64_t *shape;		/* `rank` numbers, the last one contiguous */
+	uint64_t bytes;
+	uint32_t file;			/* index into pen_model_files() */
+	uint64_t offset;		/* of its first byte in that file */
+};
+
+struct pen_metadata {
+	const char *key, *value;
+};
+
+struct pen_model_file {
+	const char *path;		/* as it can be opened */
+	const char *name;		/* as the index has it: the path without the folder */
+	uint64_t size;
+	uint64_t data;			/* where the header ends and the tensors begin */
+	size_t metadata_count;
+	const struct pen_metadata *metadata;	/* NULL: the file has none, not even an empty one */
+	struct pen_object *object;	/* open for reading, closed with the model */
+};
+
+struct pen_model;
+
+/*
+ * Find the tensors of a model; only headers are read. `path` is
+ *   - a .safetensors file;
+ *   - a folder with an index (model.safetensors.index.json, or the only *.safetensors.index.json):
+ *     the files that it names. A shard that is missing, a tensor that is listed but not there and a
+ *     path that leaves the folder are errors;
+ *   - a folder without an index: all its *.safetensors files; a tensor that two of them have is an
+ *     error;
+ *   - an index file.
+ * A damaged file is refused with words that say what is wrong and where (PEN_DOMAIN_FORMAT).
+ */
+int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err);
+
+/* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
+void pen_model_close(struct pen_model *model);
+
+/* The tensors in the order of files and offsets; and how many there are. */
+size_t pen_model_tensors(const struct pen_model *model, const struct pen_tensor **tensors);
+size_t pen_model_files(const struct pen_model *model, const struct pen_model_file **files);
+
+/* What is odd but no error, in words: a tensor that the index does not list, for instance. */
+size_t pen_model_warnings(const struct pen_model *model, const char *const **warnings);
+
+/* By name; NULL if it has none of that name. */
+const struct pen_tensor *pen_model_find(const struct pen_model *model, const char *name);
+
+/* A tensor, or a box cut out of it, and where it goes: contiguous, the last dimension first. */
+struct pen_placement {
+	const struct pen_tensor *tensor;
+	const uint64_t *start, *stop;	/* `rank` numbers each: start <= index < stop in every
+					   dimension; both NULL: all of it */
+	void *memory;
+};
+
+/* Bytes that a placement fills; refuses a box that leaves the tensor or cuts a byte in two. */
+int pen_placement_bytes(const struct pen_placement *placement, uint64_t *bytes,
+			struct pen_error *err);
+
+/*
+ * Lay placements out in one piece of memory, one after the other, each aligned to 256 bytes: sets
+ * `memory` of each to its offset, and `total` to the size of the whole. For options.allocate.
+ */
+int pen_placement_layout(struct pen_placement *placements, size_t count, uint64_t *total,
+			 struct pen_error *err);
+
+/*
+ * Start to load. Only the bytes of the boxes are asked for; neighbours are read together. The tags
+ * of the job (options.tags) are the indices of the placements.
+ */
+int pen_load_start(struct pen_model *model, struct pen_device *device,
+		   const struct pen_placement *placements, size_t count,
+		   const struct pen_options *options, struct pen_job **job,
+		   struct pen_error *err);
 
 /* --------------------------------------------------------------------------------- explain -- */
 

@@ -18,7 +18,7 @@ os.environ["TERM"] = "xterm"
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = {"plain": ROOT / "build", "asan": ROOT / "build-asan", "tsan": ROOT / "build-tsan"}
 # Under the thread sanitizer only what has threads; the rest would only cost time.
-TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "tuner", "ring")
+TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "landing", "streams", "tuner", "ring")
 
 
 def environment(build: Path) -> dict:
@@ -79,7 +79,7 @@ class CFailure(Exception):
 
 def pytest_collect_file(parent, file_path):
     if file_path.suffix == ".c" and file_path.name.startswith("test_") \
-            and file_path.parent.name in ("unit", "conform", "fault", "crash", "gpu"):
+            and file_path.parent.name in ("unit", "conform", "fault", "fuzz", "crash", "gpu"):
         return CProgram.from_parent(parent, path=file_path)
     return None
 

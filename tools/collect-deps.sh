@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Collects what Penstock is built from - liburing, jansson, xxhash: headers and static libraries,
+# Collects what Penstock is built from - liburing, jansson, xxhash: headers and libraries,
 # amd64 - for a server without network:
 #
 #   tools/collect-deps.sh deps            here, on a Debian or Ubuntu with network; root not needed
@@ -10,9 +10,9 @@
 # glibc that is not older than this machine's.
 set -eu
 
-packages="liburing-dev libjansson-dev libxxhash-dev"
+packages="liburing-dev libjansson-dev libjansson4 libxxhash-dev"
 headers="liburing.h liburing jansson.h jansson_config.h xxhash.h xxh3.h"
-libraries="liburing.a libjansson.a libxxhash.a"
+libraries="liburing.a libxxhash.a"
 
 if [ $# != 1 ]; then
 	echo "usage: tools/collect-deps.sh DIRECTORY" >&2
@@ -56,6 +56,11 @@ done
 for library in $libraries; do
 	cp "$work/root/usr/lib/x86_64-linux-gnu/$library" "$target/lib/"
 done
+# Debian's static jansson cannot go into a shared library. Copies, since links do not always travel.
+for name in libjansson.so libjansson.so.4; do
+	cp -L "$work/root/usr/lib/x86_64-linux-gnu/libjansson.so.4" "$target/lib/$name"
+done
+rm -f "$target/lib/libjansson.a"
 
 echo "collected into $target ($(du -sh "$target" | cut -f1)):"
 for package in *.deb; do

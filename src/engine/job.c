@@ -10,6 +10,12 @@
 #include "engine/job.h"
 #include "sys/os.h"
 
+/* Was it started before this process was forked? Its threads are not here then. */
+static bool inherited(const struct pen_job *job)
+{
+	return job->generation != os_generation();
+}
+
 bool job_running(struct pen_job *job)
 {
 	if (atomic_load_explicit(&job->cancelled, memory_order_relaxed)) {
@@ -49,12 +55,66 @@ int job_allocate(struct pen_job *job, struct pen_error *err)
 	return rc;
 }
 
+static void tag_landed(struct pen_job *job, uint64_t tag)
+{
+	struct landing *landing = &job->landing;
+	size_t at = atomic_fetch_add(&landing->entered, 1);
+
+	atomic_store(&landing->order[at], tag + 1);
+	/* Whoever is about to sleep has said so before the last look at `order`. */
+	if (atomic_load(&landing->awaited)) {
+		pthread_mutex_lock(&job->lock);
+		pthread_cond_broadcast(&job->news);
+		pthread_mutex_unlock(&job->lock);
+	}
+}
+
+void job_landed(struct pen_job *job, uint32_t first, uint32_t count)
+{
+	const struct plan *plan = job->path->plan;
+
+	if (!job->options.tags)
+		return;
+	for (uint32_t i = first; i < first + count; i++) {
+		const struct plan_request *request = &plan->requests[i];
+
+		for (uint32_t m = 0; m < request->mark_count; m++) {
+			const struct plan_mark *mark = &plan->marks[request->first_mark + m];
+
+			if (atomic_fetch_sub(&job->landing.left[mark->tag], mark->bytes) ==
+			    mark->bytes)
+				tag_landed(job, mark->tag);
+		}
+	}
+}
+
+/* Count what each tag waits for; those that wait for nothing have landed. */
+static int set_up_landing(struct pen_job *job)
+{
+	const struct plan *plan = job->path->plan;
+	struct landing *landing = &job->landing;
+	uint64_t tags = job->options.tags;
+
+	if (!tags)
+		return 0;
+	landing->left = os_calloc(tags, sizeof(landing->left[0]));
+	landing->order = os_calloc(tags, sizeof(landing->order[0]));
+	if (!landing->left || !landing->order)
+		return -ENOMEM;
+	for (size_t i = 0; i < plan->mark_count; i++)
+		landing->left[plan->marks[i].tag] += plan->marks[i].bytes;
+	for (uint64_t tag = 0; tag < tags; tag++)
+		if (!landing->left[tag])
+			landing->order[landing->entered++] = tag + 1;
+	return 0;
+}
+
 void job_lane_ended(struct pen_job *job)
 {
 	pthread_mutex_lock(&job->lock);
 	if (atomic_fetch_sub(&job->running, 1) == 1) {
 		atomic_store(&job->end_ns, os_now());
-		pthread_cond_broadcast(&job->ended);
+		pthread_cond_broadcast(&job->news);
 	}
 	pthread_mutex_unlock(&job->lock);
 }
@@ -110,9 +170,12 @@ static void job_free(struct pen_job *job)
 	for (unsigned int i = 0; i < job->lane_count; i++)
 		for (unsigned int p = 0; p < job->lanes[i].ring.piece_count; p++)
 			piece_put(&job->budget, job->lanes[i].ring.pieces[p]);
+	device_fence_close(job->device, &job->after);
 	free(job->lanes);
+	free(job->landing.left);
+	free(job->landing.order);
 	path_free(job->path);
-	pthread_cond_destroy(&job->ended);
+	pthread_cond_destroy(&job->news);
 	pthread_mutex_destroy(&job->lock);
 	free(job->inject);
 	free(job);
@@ -157,8 +220,8 @@ static void set_up_tuners(struct pen_job *job)
 			 path->plan->objects[0]->info.store);
 		tuner_init(tuner, store, job->direction != PEN_READ, wished, way->size,
 			   way->lanes * each, path->memory_limit);
-		if (way->first_lanes)
-			tuner_from_depth(tuner, way->first_lanes);
+		if (way->least_lanes)
+			tuner_spare_lanes(tuner, way->least_lanes);
 	}
 }
 
@@ -185,12 +248,13 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	pthread_mutex_init(&job->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&job->ended, &clock);
+	pthread_cond_init(&job->news, &clock);
 	pthread_condattr_destroy(&clock);
 	job->direction = direction;
 	job->device = device;
 	job->options = *options;
 	job->state = PEN_PLANNED;
+	job->generation = os_generation();
 	job->budget.piece_size = path->piece_size;
 	job->budget.left = path->memory_limit / path->piece_size < PIECES_MAX
 				   ? (int)(path->memory_limit / path->piece_size)
@@ -205,12 +269,13 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	for (unsigned int w = 0; w < path->way_count; w++)
 		job->lane_count += path->ways[w].lanes;
 	job->lanes = os_calloc(job->lane_count ? job->lane_count : 1, sizeof(job->lanes[0]));
-	if (!job->lanes || copy_inject(job)) {
+	job->path = path;
+	if (!job->lanes || copy_inject(job) || set_up_landing(job)) {
 		job->lane_count = 0;
+		job->path = NULL;
 		job_free(job);
 		return -ENOMEM;
 	}
-	job->path = path;
 	set_up_lanes(job);
 	set_up_tuners(job);
 	*result = job;
@@ -273,6 +338,9 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		return rc;
 	if (full.allocate)
 		*full.allocated = NULL;
+	if (full.tags && direction != PEN_READ)
+		return error_set(err, -EINVAL, "start", "a transfer", -1,
+				 "only a read tells which tags have landed");
 	if (full.allocate && direction != PEN_READ)
 		return error_set(err, -EINVAL, "start", "a transfer", -1,
 				 "only a read can allocate its memory; a write needs bytes in it");
@@ -287,14 +355,16 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		return error_sys(err, rc, "start", "a transfer", -1);
 	}
 	(*job)->start_ns = start;
+	/* Now, and on this thread: the handle may mean "the stream of the thread that calls". */
+	if (full.stream)
+		rc = device_fence_behind(device, full.stream, &(*job)->after, err);
 	/* Host memory, and the memory of a job with nothing to read, can be had at once. */
-	if (device->is_host || !(*job)->lane_count) {
+	if (!rc && (device->is_host || !(*job)->lane_count))
 		rc = job_allocate(*job, err);
-		if (rc) {
-			job_free(*job);
-			*job = NULL;
-			return rc;
-		}
+	if (rc) {
+		job_free(*job);
+		*job = NULL;
+		return rc;
 	}
 	job_start(*job);
 	return 0;
@@ -322,7 +392,7 @@ void pen_job_poll(struct pen_job *job, struct pen_progress *progress)
 		state = PEN_DONE;
 	else if (ended && state == PEN_DRAINING)
 		state = atomic_load(&job->failed) ? PEN_FAILED : PEN_CANCELLED;
-	progress->state = state;
+	progress->state = inherited(job) ? PEN_FAILED : state;
 }
 
 void pen_job_cancel(struct pen_job *job)
@@ -402,19 +472,69 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	report->size = size;
 }
 
-int pen_job_wait_for(struct pen_job *job, double seconds)
+/* `seconds` from now, for pthread_cond_timedwait(). */
+static struct timespec from_now(double seconds)
 {
 	/* A lifetime is as good as for ever, and fits. */
 	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
 	uint64_t end = os_now() + (uint64_t)(wait * 1e9);
-	struct timespec until = { (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
+
+	return (struct timespec){ (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
+}
+
+int pen_job_wait_for(struct pen_job *job, double seconds)
+{
+	struct timespec until = from_now(seconds);
 	int rc = 0;
 
+	if (inherited(job))
+		return 0;
 	pthread_mutex_lock(&job->lock);
 	while (atomic_load(&job->running) && !rc)
-		rc = pthread_cond_timedwait(&job->ended, &job->lock, &until);
+		rc = pthread_cond_timedwait(&job->news, &job->lock, &until);
 	pthread_mutex_unlock(&job->lock);
 	return -rc;
+}
+
+/* Move what has been entered and not told yet to `tags`. */
+static size_t tell_landed(struct landing *landing, uint64_t limit, uint64_t *tags, size_t room)
+{
+	size_t count = 0;
+
+	while (count < room && landing->told < limit) {
+		uint64_t entry = atomic_load(&landing->order[landing->told]);
+
+		if (!entry)
+			break;
+		tags[count++] = entry - 1;
+		landing->told++;
+	}
+	return count;
+}
+
+size_t pen_job_landed(struct pen_job *job, uint64_t *tags, size_t room, double seconds)
+{
+	struct landing *landing = &job->landing;
+	struct timespec until = from_now(seconds);
+	size_t count = 0;
+	int rc = 0;
+
+	if (!job->options.tags || !room || inherited(job))
+		return 0;
+	pthread_mutex_lock(&job->lock);
+	atomic_store(&landing->awaited, true);
+	while (!rc) {
+		/* Asked before the look: what landed before the end is seen by it. */
+		bool ended = !atomic_load(&job->running);
+
+		count = tell_landed(landing, job->options.tags, tags, room);
+		if (count || ended || landing->told == job->options.tags)
+			break;
+		rc = pthread_cond_timedwait(&job->news, &job->lock, &until);
+	}
+	atomic_store(&landing->awaited, false);
+	pthread_mutex_unlock(&job->lock);
+	return count;
 }
 
 /* Memory the job allocated is the caller's if all went well, and nobody's otherwise. */
@@ -432,6 +552,12 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 	int rc = 0;
 
 	error_clear(err);
+	if (inherited(job)) {
+		error_set(err, -ECHILD, "finish", "the transfer", -1,
+			  "it was started before this process was forked");
+		error_hint(err, "Wait for it in the process that started it");
+		return -ECHILD;
+	}
 	for (unsigned int i = 0; i < job->lane_count; i++)
 		if (job->lanes[i].started)
 			pthread_join(job->lanes[i].thread, NULL);

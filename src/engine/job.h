@@ -14,7 +14,9 @@
  *   1. The first error wins; later ones are dropped.
  *   2. Once DRAINING no lane takes new work; all that is in flight comes home before anything
  *      is freed.
- *   3. Lanes share only what is atomic here; the data path takes no lock and allocates nothing.
+ *   3. A job belongs to the process that started it: a forked child has none of its threads, and
+ *      touches neither its lock nor what it holds.
+ *   4. Lanes share only what is atomic here; the data path takes no lock and allocates nothing.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -82,6 +84,18 @@ struct lane {
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 
+/*
+ * What pen_job_landed() tells. A lane takes off a tag's bytes as they come home; who takes the last
+ * ones enters the tag into `order`, where the asking thread finds it.
+ */
+struct landing {
+	_Atomic uint64_t *left;		/* bytes of each tag that are not home yet */
+	_Atomic uint64_t *order;	/* tag + 1, in landing order; 0: not entered yet */
+	_Atomic size_t entered;
+	size_t told;			/* the asking thread's own */
+	atomic_bool awaited;		/* somebody sleeps on job->news */
+};
+
 struct pen_job {
 	enum pen_mode direction;
 	struct pen_device *device;
@@ -96,14 +110,17 @@ struct pen_job {
 	_Atomic uint64_t injected;
 	void *allocated;		/* memory that the job allocated itself; guarded by lock */
 	_Atomic intptr_t shift;		/* from the plan's addresses to real ones */
+	struct device_fence after;	/* behind what the caller's stream held at the start */
 	_Atomic uint64_t ready_ns;	/* when a lane's device could first take bytes */
 	uint64_t start_ns;
+	unsigned int generation;	/* os_generation() of the process that started it */
 	atomic_int state;
 	atomic_bool cancelled, failed;
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */
-	pthread_cond_t ended;		/* the last lane has ended */
+	pthread_cond_t news;		/* the last lane has ended, or an awaited tag landed */
+	struct landing landing;		/* where options.tags is set */
 	struct pen_error error;
 	struct tally tallies[PEN_PATHS_MAX];
 	unsigned int tally_count;
@@ -121,6 +138,9 @@ void job_fail(struct pen_job *job, const struct pen_error *err);
 
 /* Allocate the memory that the caller left to the job, once. The device must be ready. */
 int job_allocate(struct pen_job *job, struct pen_error *err);
+
+/* All bytes of the plan's requests [first, first + count) are in memory: tell who asks for tags. */
+void job_landed(struct pen_job *job, uint32_t first, uint32_t count);
 
 /* The last act of a lane. */
 void job_lane_ended(struct pen_job *job);

@@ -182,7 +182,9 @@ static int open_device(struct lane *lane, struct pen_error *err)
 	int rc = device_enter(device, err);
 
 	if (!rc)
-		rc = device_stream_open(device, lane->job->options.stream, &lane->stream, err);
+		rc = device_stream_open(device, NULL, &lane->stream, err);
+	if (!rc)
+		rc = device_wait(device, &lane->stream, &lane->job->after, err);
 	for (unsigned int i = 0; i < RING_SLOTS && !rc; i++)
 		rc = device_fence_open(device, &lane->transits[i].fence, err);
 	if (!rc)
@@ -275,8 +277,10 @@ static bool stretches_on(const struct plan *plan, uint32_t last, uint32_t next)
 {
 	const struct plan_copy *a = &plan->copies[plan->requests[last].first_copy];
 
+	const struct plan_copy *b = &plan->copies[plan->requests[next].first_copy];
+
 	return one_stretch(plan, last) && one_stretch(plan, next) &&
-	       plan->copies[plan->requests[next].first_copy].memory == a->memory + a->width;
+	       b->memory == a->memory + a->width && b->allocation == a->allocation;
 }
 
 /* May `next` join a larger request that ends with `last`? */
@@ -379,6 +383,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 	struct pen_device *device = lane->job->device;
 	intptr_t shift = atomic_load_explicit(&lane->job->shift, memory_order_relaxed);
 	struct device_copy pending = { .rows = 0 };
+	uint64_t allocation = 0;
 	int rc;
 
 	for (uint32_t i = transit->first; i < transit->first + transit->count; i++) {
@@ -390,6 +395,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 			const struct plan_copy *copy = &plan->copies[request->first_copy + c];
 
 			if (pending.rows == 1 && copy->rows == 1 &&
+			    allocation == copy->allocation &&
 			    pending.memory + pending.width == copy->memory + shift &&
 			    pending.host + pending.width == base + copy->at) {
 				pending.width += copy->width;
@@ -409,6 +415,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 				.host_pitch = copy->at_pitch,
 				.to_device = !writes(lane),
 			};
+			allocation = copy->allocation;
 		}
 	}
 	rc = device_copy(device, &lane->stream, &pending, err);
@@ -458,6 +465,7 @@ static void home(struct lane *lane, struct transit *transit)
 	atomic_fetch_add_explicit(&tally->bytes, transit->bytes, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
 	lane->requests++;
+	job_landed(lane->job, transit->first, transit->count);
 	let_go(lane, transit);
 }
 
@@ -900,15 +908,12 @@ static void drain(struct lane *lane)
 /* What the caller's stream holds comes first, also for bytes that pass our own stream by. */
 static int wait_for_caller(struct lane *lane, struct pen_error *err)
 {
-	struct device_fence *fence = &lane->transits[0].fence;
-	int rc = device_mark(lane->job->device, &lane->stream, fence, err);
+	int rc;
 
-	while (!rc && job_running(lane->job)) {
-		rc = device_poll(lane->job->device, fence, err);
-		if (rc != -EAGAIN)
-			break;
+	while ((rc = device_poll(lane->job->device, &lane->job->after, err)) == -EAGAIN) {
+		if (!job_running(lane->job))
+			return 0;
 		os_sleep(WAIT_COPY_NS);
-		rc = 0;
 	}
 	return rc;
 }

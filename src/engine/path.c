@@ -21,11 +21,16 @@
 #define SURVEY_FINE ((uint64_t)4 << 20)
 /* A range with this share of its pages cached goes through the cache. */
 #define HOT_SHARE 0.9
-#define GAP_DEFAULT ((uint64_t)64 << 10)
-/* Lanes of each kind; more does not pay (docs/performance.md). Of those that copy for a GPU the
- * FIRST start, and the tuner finds out whether the others shall join. */
+/* Holes up to this are read through: copying a hole from the cache costs less than another request,
+ * while on a disk it takes the place of bytes that are wanted. */
+#define GAP_HOT ((uint64_t)64 << 10)
+#define GAP_COLD ((uint64_t)16 << 10)
+/* Of so many strided extents the residency decides which of the two. */
+#define GAP_SAMPLES 64u
+/* Lanes of each kind; more does not pay (docs/performance.md). Those that copy for a GPU start in
+ * full, and the tuner finds out whether the LEAST are as fast, which saves CPU time. */
 #define CACHED_LANES_GPU 12u
-#define CACHED_LANES_FIRST 8u
+#define CACHED_LANES_LEAST 8u
 #define CACHED_LANES_HOST 16u
 #define URING_LANES 4u
 #define THREAD_LANES 16u
@@ -143,10 +148,6 @@ int path_options(const struct pen_options *given, struct pen_options *full, stru
 	if (full->allocate && !full->allocated)
 		return error_set(err, -EINVAL, "use", object, -1,
 				 "there is no place for the memory to allocate");
-	if (!full->gap)
-		full->gap = GAP_DEFAULT;
-	else if (full->gap == UINT64_MAX)
-		full->gap = 0;
 	return full->inject ? queue_inject_check(full->inject, err) : 0;
 }
 
@@ -341,7 +342,7 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 	 * would only be in its way. */
 	wished = share_of(wished, chooser->path->work[list].bytes, all);
 	way->tuned = !host;
-	way->first_lanes = share_of(CACHED_LANES_FIRST, chooser->path->work[list].bytes, all);
+	way->least_lanes = share_of(CACHED_LANES_LEAST, chooser->path->work[list].bytes, all);
 	way->list = list;
 	way->size = CACHED_SIZE;
 	way->pieces_max = 3;
@@ -657,6 +658,34 @@ static int check_blocks(struct chooser *chooser)
 	return 0;
 }
 
+/* How large a hole may be to be read through. */
+static uint64_t choose_gap(const struct pen_options *options, const struct pen_extent *extents,
+			   size_t count)
+{
+	uint64_t total = 0, cached = 0, resident;
+	unsigned int samples = 0;
+
+	if (options->gap)
+		return options->gap == UINT64_MAX ? 0 : options->gap;
+	for (size_t i = 0; i < count && samples < GAP_SAMPLES; i++) {
+		const struct pen_extent *extent = &extents[i];
+		uint64_t length, end;
+
+		if (extent->rows < 2 || !extent->object || !extent->object->info.has_residency)
+			continue;
+		/* What is out of bounds is refused later, in words. */
+		if (__builtin_mul_overflow(extent->rows - 1, extent->object_pitch, &length) ||
+		    __builtin_add_overflow(extent->offset, length, &end) ||
+		    end > extent->object->info.size)
+			continue;
+		samples++;
+		total += length;
+		if (!object_residency(extent->object, extent->offset, length, &resident, NULL))
+			cached += resident;
+	}
+	return cached * 2 < total ? GAP_COLD : GAP_HOT;
+}
+
 static int make_plan(struct chooser *chooser, const struct pen_extent *extents, size_t count,
 		     bool placed)
 {
@@ -665,9 +694,11 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		.write = chooser->direction != PEN_READ,
 		.relative = options->allocate != 0,
 		.relative_size = options->allocate,
+		.tags = options->tags,
 		.placed = placed,
 		.unit = UNIT,
-		.gap = options->gap,
+		.gap = choose_gap(options, extents, count),
+		.one_memory = chooser->device->is_host || options->allocate,
 	};
 	uint64_t most = power_below(options->memory_limit / 2);
 

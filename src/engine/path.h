@@ -34,7 +34,7 @@ struct way {
 	uint32_t size;		/* most bytes of one request */
 	uint32_t pieces_max;	/* of staging memory a lane may hold */
 	unsigned int lanes;
-	unsigned int first_lanes;	/* that start; others join where the tuner finds it pays */
+	unsigned int least_lanes;	/* the tuner may do with so few where that is as fast */
 };
 
 /* Indices of the plan's requests. */

@@ -16,6 +16,8 @@
 struct flat {
 	uint64_t offset, length;
 	unsigned char *memory;
+	uint64_t tag;
+	uint64_t allocation;
 	uint32_t object;
 };
 
@@ -94,6 +96,11 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 			 &memory_end))
 		return error_set(maker->err, -EOVERFLOW, operation, object->name, -1,
 				 "extent %zu is larger than any file or memory", index);
+	if (maker->wishes->tags && extent->tag >= maker->wishes->tags)
+		return error_set(maker->err, -EINVAL, operation, object->name,
+				 (int64_t)extent->offset, "extent %zu has tag %llu of %llu", index,
+				 (unsigned long long)extent->tag,
+				 (unsigned long long)maker->wishes->tags);
 	if (!extent->length)
 		return 0;
 	if (!extent->memory && !maker->wishes->relative)
@@ -172,6 +179,8 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 			flat->length = extent->length;
 			flat->memory = (unsigned char *)(base + (uintptr_t)extent->memory +
 							 row * extent->memory_pitch);
+			flat->tag = extent->tag;
+			flat->allocation = maker->wishes->one_memory ? 0 : i;
 			flat->object = object;
 			maker->plan->bytes += extent->length;
 		}
@@ -203,11 +212,13 @@ static void sort(struct maker *maker)
 /* Add a copy to the request being made, folding it into the last one where they form one
  * stretch, or rows at a constant distance. */
 static int add_copy(struct maker *maker, struct plan_request *request, uint64_t at,
-		    unsigned char *memory, uint64_t width)
+		    unsigned char *memory, uint64_t width, uint64_t allocation)
 {
 	struct plan *plan = maker->plan;
 	struct plan_copy *last = request->copy_count ? &plan->copies[plan->copy_count - 1] : NULL;
 
+	if (last && last->allocation != allocation)
+		last = NULL;
 	if (last && last->rows == 1 && last->at + last->width == at &&
 	    last->memory + last->width == memory) {
 		last->width += width;
@@ -233,9 +244,29 @@ static int add_copy(struct maker *maker, struct plan_request *request, uint64_t 
 		      sizeof(plan->copies[0])))
 		return no_memory(maker);
 	plan->copies[plan->copy_count++] = (struct plan_copy){
-		.at = at, .memory = memory, .width = width, .rows = 1,
+		.at = at, .memory = memory, .width = width, .rows = 1, .allocation = allocation,
 	};
 	request->copy_count++;
+	return 0;
+}
+
+/* Note that `bytes` of the request being made belong to `tag`. */
+static int add_mark(struct maker *maker, struct plan_request *request, uint64_t tag, uint64_t bytes)
+{
+	struct plan *plan = maker->plan;
+
+	if (!maker->wishes->tags)
+		return 0;
+	if (request->mark_count && plan->marks[plan->mark_count - 1].tag == tag) {
+		plan->marks[plan->mark_count - 1].bytes += bytes;
+		return 0;
+	}
+	if (plan->mark_count == UINT32_MAX ||
+	    make_room((void **)&plan->marks, &plan->mark_room, plan->mark_count,
+		      sizeof(plan->marks[0])))
+		return no_memory(maker);
+	plan->marks[plan->mark_count++] = (struct plan_mark){ tag, bytes };
+	request->mark_count++;
 	return 0;
 }
 
@@ -286,7 +317,9 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 			stop = to;
 		}
 		rc = add_copy(maker, request, begin - from, flat->memory + (begin - flat->offset),
-			      stop - begin);
+			      stop - begin, flat->allocation);
+		if (!rc)
+			rc = add_mark(maker, request, flat->tag, stop - begin);
 		if (rc)
 			return rc;
 	}
@@ -319,6 +352,7 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 			.length = (uint32_t)(to - from),
 			.object = object,
 			.first_copy = (uint32_t)plan->copy_count,
+			.first_mark = (uint32_t)plan->mark_count,
 			.edge = edge,
 		};
 		while (next < last && maker->flats[next].offset < to)
@@ -339,7 +373,8 @@ static bool joins(struct maker *maker, const struct flat *last, const struct fla
 	if (next->object != last->object)
 		return false;
 	if (maker->wishes->placed)
-		return next->offset == end && next->memory == last->memory + last->length;
+		return next->offset == end && next->memory == last->memory + last->length &&
+		       next->allocation == last->allocation;
 	if (maker->wishes->write)
 		return next->offset == end;
 	return next->offset <= end || next->offset - end <= maker->wishes->gap;
@@ -415,5 +450,6 @@ void plan_free(struct plan *plan)
 	free(plan->objects);
 	free(plan->requests);
 	free(plan->copies);
+	free(plan->marks);
 	free(plan);
 }

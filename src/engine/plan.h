@@ -25,6 +25,12 @@ struct plan_copy {
 	uint64_t width;
 	uint64_t rows;
 	uint64_t at_pitch, memory_pitch;	/* between rows; unused where rows is 1 */
+	uint64_t allocation;	/* copies with the same number may become one */
+};
+
+/* Bytes of a request that belong to one tag, where somebody asks when tags are complete. */
+struct plan_mark {
+	uint64_t tag, bytes;
 };
 
 struct plan_request {
@@ -32,6 +38,7 @@ struct plan_request {
 	uint32_t length;
 	uint32_t object;	/* index into plan->objects */
 	uint32_t first_copy, copy_count;
+	uint32_t first_mark, mark_count;
 	bool edge;		/* a write that O_DIRECT cannot do */
 };
 
@@ -42,6 +49,8 @@ struct plan {
 	size_t request_count, request_room;
 	struct plan_copy *copies;
 	size_t copy_count, copy_room;
+	struct plan_mark *marks;
+	size_t mark_count, mark_room;
 	uint64_t bytes;		/* in memory */
 };
 
@@ -53,8 +62,11 @@ struct plan_wishes {
 	bool relative;		/* memory is an offset into what the job will allocate ... */
 	uint64_t relative_size;	/* ... which will have this size */
 	bool placed;		/* each request goes straight to one stretch of memory */
+	bool one_memory;	/* a copy may reach from one extent's memory into the next one's; a
+				   GPU refuses that where they were allocated one by one */
 	uint64_t unit;		/* power of two; most bytes of one request */
 	uint64_t gap;		/* read through holes up to this */
+	uint64_t tags;		/* extents' tags are below this; 0: nobody asks */
 };
 
 /* 0 and a plan, or a refusal in words. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "engine/tuner.h"
+#include "sys/os.h"
 
 /* Where an unknown store starts: the knee of common disks. */
 #define START_SIZE (1u << 20)
@@ -16,6 +17,9 @@
 /* A move must pay this much; less is noise. One that pays much more needs to do it only once. */
 #define GAIN 1.07
 #define GAIN_CLEAR 1.25
+/* Of cores that copy: giving some up, and taking them back. */
+#define GAIN_SPARED 0.985
+#define GAIN_JOINED 1.03
 /* When no neighbour pays, sit still this many windows before looking again. */
 #define REST 64
 
@@ -31,6 +35,11 @@ static struct {
 	struct tuner_setting setting;
 } memory[STORES_MAX];		/* guarded by memory_lock, as is memory_next */
 static unsigned int memory_next;
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_TUNER, &memory_lock, NULL);
+}
 
 static uint64_t pack(struct tuner_setting setting)
 {
@@ -103,16 +112,25 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 	apply(tuner, tuner->base);
 }
 
-void tuner_from_depth(struct tuner *tuner, uint32_t depth)
+void tuner_spare_lanes(struct tuner *tuner, uint32_t least)
 {
 	if (tuner->fixed_depth)
 		return;
 	tuner->lanes_only = tuner->fixed_size;
-	tuner->depth_min = depth < tuner->depth_max ? depth : tuner->depth_max;
+	tuner->depth_min = least < tuner->depth_max ? least : tuner->depth_max;
 	if (!tuner->remembered)
-		tuner->base.depth = tuner->depth_min;
+		tuner->base.depth = tuner->depth_max;
 	tuner->base = clamp(tuner, tuner->base);
 	apply(tuner, tuner->base);
+}
+
+/* How much faster the setting that is being tried must be. Cores that are spared may cost a
+ * little; and to take them back must pay a little more, or it would go to and fro. */
+static double wanted_gain(const struct tuner *tuner)
+{
+	if (!tuner->lanes_only)
+		return GAIN;
+	return tuner->move % MOVES == SHALLOWER ? GAIN_SPARED : GAIN_JOINED;
 }
 
 static bool neighbour(const struct tuner *tuner, unsigned int move, struct tuner_setting *setting)
@@ -179,7 +197,7 @@ static void step(struct tuner *tuner, double rate)
 		return;
 	case TRY:
 		tuner->try_rate = rate;
-		if (rate > tuner->base_rate * GAIN) {
+		if (rate > tuner->base_rate * wanted_gain(tuner)) {
 			/* Promising: was it the setting, or the hour? Ask the base again. */
 			apply(tuner, tuner->base);
 			tuner->phase = AGAIN;
@@ -190,7 +208,7 @@ static void step(struct tuner *tuner, double rate)
 		before = tuner->base_rate;
 		tuner->base_rate = rate;
 		best = rate > before ? rate : before;
-		if (tuner->try_rate > best * GAIN &&
+		if (tuner->try_rate > best * wanted_gain(tuner) &&
 		    neighbour(tuner, tuner->move % MOVES, &tried)) {
 			if (!tuner->wins++ && tuner->try_rate < best * GAIN_CLEAR) {
 				apply(tuner, tried);

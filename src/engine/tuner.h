@@ -57,8 +57,9 @@ struct tuner {
 void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
 		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max);
 
-/* Begin with this depth where nothing better is remembered, and never go below it. */
-void tuner_from_depth(struct tuner *tuner, uint32_t depth);
+/* The depth is a number of cores: begin with all of them where nothing better is remembered, and
+ * find out whether fewer, down to `least`, are as fast. */
+void tuner_spare_lanes(struct tuner *tuner, uint32_t least);
 
 struct tuner_setting tuner_get(const struct tuner *tuner);
 

@@ -56,6 +56,7 @@ struct pen_object {
 	char *name;
 	enum pen_mode mode;
 	bool committed;
+	bool keeps_name;	/* of one that is read: another file under its name is an error */
 	struct object_info info;
 	int fd;			/* buffered descriptor; -1 where there is none */
 	int direct_fd;		/* O_DIRECT descriptor; -1 where there is none */

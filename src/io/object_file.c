@@ -42,6 +42,7 @@ struct file_state {
 	bool renamed;			/* the target is the new file already */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
+	unsigned int generation;	/* os_generation() of the process that opened it */
 };
 
 static int fail(struct pen_object *object, int rc, const char *operation, struct pen_error *err)
@@ -380,7 +381,8 @@ static void file_close(struct pen_object *object)
 {
 	struct file_state *state = object->state;
 
-	if (!object->committed) {
+	/* What a forked child inherited is its parent's to finish. */
+	if (!object->committed && state->generation == os_generation()) {
 		if (state->temporary[0])
 			os_unlink(state->temporary);
 		if (state->created)
@@ -406,6 +408,7 @@ static int file_open(struct pen_object *object, struct pen_error *err)
 	if (!state)
 		return error_sys(err, -ENOMEM, "open", object->name, -1);
 	state->residency_fd = state->unnamed_fd = -1;
+	state->generation = os_generation();
 	object->state = state;
 	rc = object->mode == PEN_READ ? open_for_reading(object, err)
 				      : open_for_writing(object, err);
@@ -443,7 +446,7 @@ static int file_residency(struct pen_object *object, uint64_t offset, uint64_t l
 static int file_unchanged(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	struct stat now;
+	struct stat now, named;
 	int rc;
 
 	if (object->mode != PEN_READ || !S_ISREG(state->opened.st_mode))
@@ -460,6 +463,11 @@ static int file_unchanged(struct pen_object *object, struct pen_error *err)
 		   now.st_mtim.tv_nsec != state->opened.st_mtim.tv_nsec) {
 		error_set(err, -ESTALE, "read", object->name, -1,
 			  "it was written to while it was read");
+	} else if (object->keeps_name && !os_stat(object->name, &named) &&
+		   (named.st_ino != now.st_ino || named.st_dev != now.st_dev)) {
+		/* One that is gone is read to its end; one that has a successor is out of date. */
+		error_set(err, -ESTALE, "read", object->name, -1,
+			  "another file took its name while it was read");
 	} else {
 		return 0;
 	}

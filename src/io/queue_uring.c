@@ -61,8 +61,14 @@ static int advise(int rc, struct pen_error *err)
 	return rc;
 }
 
-static pthread_once_t probed = PTHREAD_ONCE_INIT;
-static struct pen_error probe_error;
+static pthread_mutex_t probe_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool probed;			/* guarded by probe_lock */
+static struct pen_error probe_error;	/* does not change once probed */
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_URING, &probe_lock, NULL);
+}
 
 /* By doing: versions lie under seccomp and in containers. */
 static void probe(void)
@@ -85,7 +91,11 @@ static void probe(void)
 
 int queue_uring_probe(struct pen_error *err)
 {
-	pthread_once(&probed, probe);
+	pthread_mutex_lock(&probe_lock);
+	if (!probed)
+		probe();
+	probed = true;
+	pthread_mutex_unlock(&probe_lock);
 	if (probe_error.code && err)
 		*err = probe_error;
 	return probe_error.code;

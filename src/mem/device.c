@@ -20,6 +20,24 @@
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pen_device *registry;	/* guarded by registry_lock */
 
+/* The thread that would have learnt a GPU's node is not in this process. */
+static void forget_starters(void)
+{
+	for (struct pen_device *device = registry; device; device = device->next)
+		if (device_node(device) == NODE_PENDING)
+			device->node = -1;
+}
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_DEVICES, &registry_lock, forget_starters);
+}
+
+bool device_inherited(const struct pen_device *device)
+{
+	return !device->is_host && device->generation != os_generation();
+}
+
 /* "host", "host:" or "cuda:N"; "cuda" alone is cuda:0. */
 static int parse_name(const char *name, const struct device_ops **ops, int *index,
 		      struct pen_error *err)
@@ -49,7 +67,7 @@ static int open_locked(const struct device_ops *ops, int index, struct pen_devic
 	int rc;
 
 	for (found = registry; found; found = found->next)
-		if (found->ops == ops && found->index == index) {
+		if (found->ops == ops && found->index == index && !device_inherited(found)) {
 			found->users++;
 			*device = found;
 			return 0;
@@ -61,6 +79,7 @@ static int open_locked(const struct device_ops *ops, int index, struct pen_devic
 	found->index = index;
 	found->node = -1;
 	found->users = 1;
+	found->generation = os_generation();
 	if (index < 0)
 		text_copy(found->name, sizeof(found->name), ops->kind);
 	else
@@ -92,24 +111,34 @@ int pen_device_open(const char *name, struct pen_device **device, struct pen_err
 	return rc;
 }
 
-void pen_device_close(struct pen_device *device)
+/* One user less. True for the last: the device is its alone then. */
+static bool unlink_last(struct pen_device *device)
 {
-	if (!device)
-		return;
+	struct pen_device **link = &registry;
+	bool last;
+
 	pthread_mutex_lock(&registry_lock);
 	assert(device->users);
 	/* With memory of its still in use it only looks closed; the next user finds it as it is. */
-	if (--device->users == 0 && !atomic_load(&device->allocations)) {
-		struct pen_device **link = &registry;
-
+	last = --device->users == 0 && !atomic_load(&device->allocations);
+	if (last) {
 		while (*link != device)
 			link = &(*link)->next;
 		*link = device->next;
-		piece_trim(device);
-		device->ops->close(device);
-		free(device);
 	}
 	pthread_mutex_unlock(&registry_lock);
+	return last;
+}
+
+void pen_device_close(struct pen_device *device)
+{
+	/* One that was inherited stays in the registry, for nobody. */
+	if (!device || device_inherited(device) || !unlink_last(device))
+		return;
+	/* Not under the lock: a driver that is still starting is waited for, and may fork. */
+	piece_trim(device);
+	device->ops->close(device);
+	free(device);
 }
 
 const char *pen_device_name(const struct pen_device *device)
@@ -141,7 +170,7 @@ int pen_device_free(struct pen_device *device, void *memory, uint64_t size, stru
 	int rc;
 
 	error_clear(err);
-	if (!memory)
+	if (!memory || device_inherited(device))
 		return 0;
 	rc = device->ops->free(device, memory, size ? size : 1, err);
 	if (!rc)
@@ -207,6 +236,18 @@ int device_fence_open(struct pen_device *device, struct device_fence *fence, str
 void device_fence_close(struct pen_device *device, struct device_fence *fence)
 {
 	device->ops->fence_close(device, fence);
+}
+
+int device_fence_behind(struct pen_device *device, void *callers_stream,
+			struct device_fence *fence, struct pen_error *err)
+{
+	return device->ops->fence_behind(device, callers_stream, fence, err);
+}
+
+int device_wait(struct pen_device *device, struct device_stream *stream,
+		const struct device_fence *fence, struct pen_error *err)
+{
+	return device->ops->wait(device, stream, fence, err);
 }
 
 int device_copy(struct pen_device *device, struct device_stream *stream,

@@ -6,11 +6,14 @@
  * only; they check the contract both ways. The table behind them has every slot filled.
  *
  * Invariants
- *   1. Nothing here blocks except ready(), alloc(), free(), get(), put(), stream_close().
+ *   1. Nothing here blocks except ready(), alloc(), free(), get(), put(), fence_behind(),
+ *      stream_close().
  *   2. copy() and mark() are in the order of their stream; a fence that has passed means that
  *      all copies before it are complete and the host memory they used is free again.
- *   3. There is one pen_device per name in the process, counted; so "pinned by this device" is
- *      well defined.
+ *   3. There is one open pen_device per name in the process, counted; so "pinned by this device"
+ *      is well defined.
+ *   4. A GPU belongs to the process that opened it. A forked child inherits the handle, and all
+ *      that it gets from it is an error; giving things back there does nothing.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -71,16 +74,28 @@ struct device_ops {
 	/* Any. */
 	int (*unpin)(struct pen_device *device, void *host, struct pen_error *err);
 
-	/* Lane. A stream orders copies. `after` is a stream of the caller's whose queued work comes
-	 * first, or NULL. stream_close waits for all that was queued, errors or not. */
+	/* Lane. A stream orders copies. `after` is another stream whose queued work comes first,
+	 * or NULL. stream_close waits for all that was queued, errors or not. */
 	int (*stream_open)(struct pen_device *device, void *after, struct device_stream *stream,
 			   struct pen_error *err);
 	void (*stream_close)(struct pen_device *device, struct device_stream *stream);
 
-	/* Lane. */
+	/* Any. A fence not marked yet has passed. */
 	int (*fence_open)(struct pen_device *device, struct device_fence *fence,
 			  struct pen_error *err);
 	void (*fence_close)(struct pen_device *device, struct device_fence *fence);
+
+	/* Any; may wait like ready(). A new fence behind all that the caller's own stream holds
+	 * now. It must be the caller's thread: CUDA has a handle for "the stream of this thread".
+	 * On an error there is no fence. */
+	int (*fence_behind)(struct pen_device *device, void *callers_stream,
+			    struct device_fence *fence, struct pen_error *err);
+
+	/* Lane. What is queued on the stream from now on comes after the fence has passed. */
+	int (*wait)(struct pen_device *device, struct device_stream *stream,
+		    const struct device_fence *fence, struct pen_error *err);
+
+	/* Lane. */
 	int (*copy)(struct pen_device *device, struct device_stream *stream,
 		    const struct device_copy *copy, struct pen_error *err);
 	int (*mark)(struct pen_device *device, struct device_stream *stream,
@@ -103,6 +118,7 @@ struct pen_device {
 	int index;		/* of the GPU; -1 on the host */
 	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */
+	unsigned int generation;	/* os_generation() of the process that opened it */
 	atomic_uint allocations;	/* out with the user; they keep the device up */
 	void *state;		/* the implementation's own */
 	struct pen_device *next;
@@ -116,6 +132,8 @@ static inline int device_node(struct pen_device *device)
 	return atomic_load(&device->node);
 }
 
+/* Was it opened before this process was forked, and is it of no use here? */
+bool device_inherited(const struct pen_device *device);
 int device_poll_ready(struct pen_device *device, struct pen_error *err);
 int device_enter(struct pen_device *device, struct pen_error *err);
 int device_pin(struct pen_device *device, void *host, size_t size, bool read_only,
@@ -127,6 +145,10 @@ void device_stream_close(struct pen_device *device, struct device_stream *stream
 int device_fence_open(struct pen_device *device, struct device_fence *fence,
 		      struct pen_error *err);
 void device_fence_close(struct pen_device *device, struct device_fence *fence);
+int device_fence_behind(struct pen_device *device, void *callers_stream,
+			struct device_fence *fence, struct pen_error *err);
+int device_wait(struct pen_device *device, struct device_stream *stream,
+		const struct device_fence *fence, struct pen_error *err);
 int device_copy(struct pen_device *device, struct device_stream *stream,
 		const struct device_copy *copy, struct pen_error *err);
 int device_mark(struct pen_device *device, struct device_stream *stream,

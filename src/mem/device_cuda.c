@@ -10,8 +10,13 @@
  *      read everything else without a lock.
  *   2. Calls made for the user's thread push our context and pop it again; lanes set it for good.
  *   3. The context is retained exactly while the device is open and READY.
+ *   4. Streams and events are kept from job to job: making one costs the driver's own lock, which
+ *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
+ *   5. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
+ *      else comes after them.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +28,12 @@
 
 enum { STARTING, READY, BROKEN };
 
+/* Handles that nobody uses now; what is too much is given back to the driver. */
+struct idle {
+	void *handles[1024];
+	unsigned int count;
+};
+
 struct cuda_state {
 	const struct cuda_api *api;
 	cuda_device device;
@@ -32,6 +43,8 @@ struct cuda_state {
 	bool joined;
 	atomic_int status;
 	struct pen_error error;		/* why BROKEN */
+	pthread_mutex_t idle_lock;	/* guards the two below */
+	struct idle streams, events;
 };
 
 static struct cuda_state *state_of(struct pen_device *device)
@@ -53,7 +66,7 @@ static int bring_up(struct pen_device *device, struct pen_error *err)
 	cuda_result result;
 	int count = 0, maps = 0;
 
-	result = CUDA(api, cuInit, 0);
+	result = cuda_start(api);
 	if (result)
 		return fail(device, result, "start the driver for", err);
 	result = CUDA(api, cuDeviceGetCount, &count);
@@ -102,15 +115,20 @@ static int gpu_open(struct pen_device *device, struct pen_error *err)
 
 	if (!api)
 		return err ? err->code : -ENODEV;
+	rc = cuda_forked(device->name, err);
+	if (rc)
+		return rc;
 	state = os_calloc(1, sizeof(*state));
 	if (!state)
 		return error_sys(err, -ENOMEM, "open device", device->name, -1);
 	state->api = api;
 	pthread_mutex_init(&state->join_lock, NULL);
+	pthread_mutex_init(&state->idle_lock, NULL);
 	device->state = state;
 	device->node = topology_nodes() > 1 ? NODE_PENDING : -1;
 	rc = os_thread_start(&state->starter, start_context, device);
 	if (rc) {
+		pthread_mutex_destroy(&state->idle_lock);
 		pthread_mutex_destroy(&state->join_lock);
 		free(state);
 		return error_sys(err, rc, "start a thread for", device->name, -1);
@@ -122,6 +140,8 @@ static int gpu_poll_ready(struct pen_device *device, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
 
+	if (device_inherited(device))
+		return cuda_say_forked(device->name, err);
 	switch (atomic_load_explicit(&state->status, memory_order_acquire)) {
 	case STARTING:
 		return -EAGAIN;
@@ -133,15 +153,23 @@ static int gpu_poll_ready(struct pen_device *device, struct pen_error *err)
 	return state->error.code;
 }
 
-static int gpu_ready(struct pen_device *device, struct pen_error *err)
+/* Wait for the starting thread; in the process that has it. */
+static void join_starter(struct cuda_state *state)
 {
-	struct cuda_state *state = state_of(device);
-
 	pthread_mutex_lock(&state->join_lock);
 	if (!state->joined)
 		pthread_join(state->starter, NULL);
 	state->joined = true;
 	pthread_mutex_unlock(&state->join_lock);
+}
+
+static int gpu_ready(struct pen_device *device, struct pen_error *err)
+{
+	int rc = gpu_poll_ready(device, err);
+
+	if (rc != -EAGAIN)
+		return rc;
+	join_starter(state_of(device));
 	return gpu_poll_ready(device, err);
 }
 
@@ -238,6 +266,9 @@ static int gpu_put(struct pen_device *device, void *memory, const void *host, ui
 		return rc;
 	result = CUDA(state_of(device)->api, cuMemcpyHtoD_v2, (cuda_pointer)(uintptr_t)memory,
 		      host, size);
+	/* It returns when it has read the host's bytes; our streams would not wait for the rest. */
+	if (!result)
+		result = CUDA(state_of(device)->api, cuStreamSynchronize, CUDA_STREAM_LEGACY);
 	if (result)
 		rc = fail(device, result, "copy to", err);
 	pop(device);
@@ -275,62 +306,163 @@ static int gpu_unpin(struct pen_device *device, void *host, struct pen_error *er
 	return rc;
 }
 
-static int gpu_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
-			   struct pen_error *err)
+static void *idle_take(struct cuda_state *state, struct idle *idle)
 {
-	const struct cuda_api *api = state_of(device)->api;
-	void *event = NULL;
-	cuda_result result = CUDA(api, cuStreamCreate, &stream->handle, CUDA_STREAM_NON_BLOCKING);
+	void *handle;
 
-	if (result) {
-		stream->handle = NULL;
-		return fail(device, result, "create a stream on", err);
-	}
-	if (!after)
-		return 0;
-	result = CUDA(api, cuEventCreate, &event, CUDA_EVENT_NO_TIMING);
-	if (!result)
-		result = CUDA(api, cuEventRecord, event, after);
-	if (!result)
-		result = CUDA(api, cuStreamWaitEvent, stream->handle, event, 0);
-	/* The driver keeps an event alive until the waits on it are over. */
-	if (event)
-		api->cuEventDestroy_v2(event);
-	if (!result)
-		return 0;
-	api->cuStreamDestroy_v2(stream->handle);
-	stream->handle = NULL;
-	return fail(device, result, "order after the caller's stream on", err);
+	pthread_mutex_lock(&state->idle_lock);
+	handle = idle->count ? idle->handles[--idle->count] : NULL;
+	pthread_mutex_unlock(&state->idle_lock);
+	return handle;
 }
 
-static void gpu_stream_close(struct pen_device *device, struct device_stream *stream)
+static bool idle_keep(struct cuda_state *state, struct idle *idle, void *handle)
 {
-	const struct cuda_api *api = state_of(device)->api;
+	bool room;
 
-	if (!stream->handle)
-		return;
-	api->cuStreamSynchronize(stream->handle);
-	api->cuStreamDestroy_v2(stream->handle);
-	stream->handle = NULL;
+	pthread_mutex_lock(&state->idle_lock);
+	room = idle->count < sizeof(idle->handles) / sizeof(idle->handles[0]);
+	if (room)
+		idle->handles[idle->count++] = handle;
+	pthread_mutex_unlock(&state->idle_lock);
+	return room;
 }
 
-static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
-			  struct pen_error *err)
+/* The fence's event, made when it is first needed: most of a lane's fences never are. */
+static int need_event(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
 {
-	cuda_result result =
-		CUDA(state_of(device)->api, cuEventCreate, &fence->handle, CUDA_EVENT_NO_TIMING);
+	struct cuda_state *state = state_of(device);
+	cuda_result result;
 
+	if (!fence->handle)
+		fence->handle = idle_take(state, &state->events);
+	if (fence->handle)
+		return 0;
+	result = CUDA(state->api, cuEventCreate, &fence->handle, CUDA_EVENT_NO_TIMING);
 	if (!result)
 		return 0;
 	fence->handle = NULL;
 	return fail(device, result, "create an event on", err);
 }
 
+static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
+			  struct pen_error *err)
+{
+	(void)device;
+	(void)err;
+	fence->handle = NULL;
+	return 0;
+}
+
 static void gpu_fence_close(struct pen_device *device, struct device_fence *fence)
 {
-	if (fence->handle)
-		state_of(device)->api->cuEventDestroy_v2(fence->handle);
+	struct cuda_state *state = state_of(device);
+	void *event = fence->handle;
+
 	fence->handle = NULL;
+	if (!event || idle_keep(state, &state->events, event) || push(device, NULL))
+		return;
+	state->api->cuEventDestroy_v2(event);
+	pop(device);
+}
+
+static int record(struct pen_device *device, struct device_fence *fence, void *stream,
+		  struct pen_error *err)
+{
+	cuda_result result;
+	int rc = need_event(device, fence, err);
+
+	if (rc)
+		return rc;
+	result = CUDA(state_of(device)->api, cuEventRecord, fence->handle, stream);
+	return result ? fail(device, result, "record an event on", err) : 0;
+}
+
+static int gpu_mark(struct pen_device *device, struct device_stream *stream,
+		    struct device_fence *fence, struct pen_error *err)
+{
+	return record(device, fence, stream->handle, err);
+}
+
+static int gpu_fence_behind(struct pen_device *device, void *callers_stream,
+			    struct device_fence *fence, struct pen_error *err)
+{
+	int rc = push(device, err);
+
+	fence->handle = NULL;
+	if (rc)
+		return rc;
+	rc = record(device, fence, callers_stream, err);
+	pop(device);
+	if (rc)
+		gpu_fence_close(device, fence);
+	return rc;
+}
+
+static int gpu_wait(struct pen_device *device, struct device_stream *stream,
+		    const struct device_fence *fence, struct pen_error *err)
+{
+	cuda_result result;
+
+	if (!fence->handle)
+		return 0;
+	result = CUDA(state_of(device)->api, cuStreamWaitEvent, stream->handle, fence->handle, 0);
+	return result ? fail(device, result, "order after the caller's stream on", err) : 0;
+}
+
+static int gpu_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
+{
+	cuda_result result;
+
+	if (!fence->handle)
+		return 0;
+	result = CUDA(state_of(device)->api, cuEventQuery, fence->handle);
+	if (!result)
+		return 0;
+	if (result == CUDA_NOT_READY)
+		return -EAGAIN;
+	return fail(device, result, "finish a copy on", err);
+}
+
+static void gpu_stream_close(struct pen_device *device, struct device_stream *stream)
+{
+	struct cuda_state *state = state_of(device);
+	void *handle = stream->handle;
+
+	stream->handle = NULL;
+	if (!handle ||
+	    (!state->api->cuStreamSynchronize(handle) && idle_keep(state, &state->streams, handle)))
+		return;
+	state->api->cuStreamDestroy_v2(handle);
+}
+
+/* They must not wait for the legacy default stream, nor it for them: hence "non-blocking". */
+static int gpu_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+			   struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	struct device_fence behind = { NULL };
+	cuda_result result = 0;
+	int rc;
+
+	stream->handle = idle_take(state, &state->streams);
+	if (!stream->handle)
+		result = CUDA(state->api, cuStreamCreate, &stream->handle,
+			      CUDA_STREAM_NON_BLOCKING);
+	if (result) {
+		stream->handle = NULL;
+		return fail(device, result, "create a stream on", err);
+	}
+	if (!after)
+		return 0;
+	rc = record(device, &behind, after, err);
+	if (!rc)
+		rc = gpu_wait(device, stream, &behind, err);
+	/* A wait is for what was recorded when it was queued; the event may go on to others. */
+	gpu_fence_close(device, &behind);
+	if (rc)
+		gpu_stream_close(device, stream);
+	return rc;
 }
 
 static cuda_result copy_rows(const struct cuda_api *api, const struct device_copy *copy,
@@ -375,32 +507,30 @@ static int gpu_copy(struct pen_device *device, struct device_stream *stream,
 	return result ? fail(device, result, copy->to_device ? "copy to" : "copy from", err) : 0;
 }
 
-static int gpu_mark(struct pen_device *device, struct device_stream *stream,
-		    struct device_fence *fence, struct pen_error *err)
+/* What is idle goes back to the driver while the context is still there. */
+static void empty_idle(struct pen_device *device)
 {
-	cuda_result result =
-		CUDA(state_of(device)->api, cuEventRecord, fence->handle, stream->handle);
+	struct cuda_state *state = state_of(device);
 
-	return result ? fail(device, result, "record an event on", err) : 0;
-}
-
-static int gpu_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err)
-{
-	cuda_result result = CUDA(state_of(device)->api, cuEventQuery, fence->handle);
-
-	if (!result)
-		return 0;
-	if (result == CUDA_NOT_READY)
-		return -EAGAIN;
-	return fail(device, result, "finish a copy on", err);
+	if (push(device, NULL))
+		return;
+	while (state->streams.count)
+		state->api->cuStreamDestroy_v2(state->streams.handles[--state->streams.count]);
+	while (state->events.count)
+		state->api->cuEventDestroy_v2(state->events.handles[--state->events.count]);
+	pop(device);
 }
 
 static void gpu_close(struct pen_device *device)
 {
 	struct cuda_state *state = state_of(device);
 
-	if (!gpu_ready(device, NULL))
+	join_starter(state);
+	if (!gpu_poll_ready(device, NULL)) {
+		empty_idle(device);
 		state->api->cuDevicePrimaryCtxRelease_v2(state->device);
+	}
+	pthread_mutex_destroy(&state->idle_lock);
 	pthread_mutex_destroy(&state->join_lock);
 	free(state);
 }
@@ -421,6 +551,8 @@ const struct device_ops device_cuda_ops = {
 	.stream_close = gpu_stream_close,
 	.fence_open = gpu_fence_open,
 	.fence_close = gpu_fence_close,
+	.fence_behind = gpu_fence_behind,
+	.wait = gpu_wait,
 	.copy = gpu_copy,
 	.mark = gpu_mark,
 	.poll = gpu_poll,

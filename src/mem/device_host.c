@@ -111,6 +111,23 @@ static void host_fence_close(struct pen_device *device, struct device_fence *fen
 	(void)fence;
 }
 
+static int host_fence_behind(struct pen_device *device, void *callers_stream,
+			     struct device_fence *fence, struct pen_error *err)
+{
+	(void)callers_stream;
+	return host_fence_open(device, fence, err);
+}
+
+static int host_wait(struct pen_device *device, struct device_stream *stream,
+		     const struct device_fence *fence, struct pen_error *err)
+{
+	(void)device;
+	(void)stream;
+	(void)fence;
+	(void)err;
+	return 0;
+}
+
 static int host_copy(struct pen_device *device, struct device_stream *stream,
 		     const struct device_copy *copy, struct pen_error *err)
 {
@@ -168,6 +185,8 @@ const struct device_ops device_host_ops = {
 	.stream_close = host_stream_close,
 	.fence_open = host_fence_open,
 	.fence_close = host_fence_close,
+	.fence_behind = host_fence_behind,
+	.wait = host_wait,
 	.copy = host_copy,
 	.mark = host_mark,
 	.poll = host_poll,

@@ -16,6 +16,23 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct piece *pool;	/* guarded by pool_lock, as is pool_bytes */
 static size_t pool_bytes;
 
+/* Pieces are not inherited: a child has only the words about them, and nothing to unpin. */
+static void forget_pool(void)
+{
+	while (pool) {
+		struct piece *piece = pool;
+
+		pool = piece->next;
+		free(piece);
+	}
+	pool_bytes = 0;
+}
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_POOL, &pool_lock, forget_pool);
+}
+
 void budget_count(struct piece_budget *budget, int64_t bytes)
 {
 	uint64_t now = atomic_fetch_add(&budget->bytes, (uint64_t)bytes) + (uint64_t)bytes;
@@ -90,6 +107,7 @@ static struct piece *piece_new(size_t size, int node)
 		free(piece);
 		return NULL;
 	}
+	os_not_inherited(memory, size);
 	piece->memory = memory;
 	piece->size = size;
 	piece->node = node;

@@ -13,6 +13,7 @@
  *   1. A slot is FREE only when the kernel and the GPU have both let go of it.
  *   2. Slots that are not FREE do not overlap.
  *   3. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
+ *   4. Pieces belong to one process: a forked child has none of them and starts a pool of its own.
  */
 #include <stdatomic.h>
 #include <stdbool.h>

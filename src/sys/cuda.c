@@ -3,13 +3,24 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 #include "base/error.h"
 #include "sys/cuda.h"
+#include "sys/os.h"
 
-static struct cuda_api api;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct cuda_api api;		/* these three change once, under the lock */
 static struct pen_error open_error;
-static pthread_once_t opened = PTHREAD_ONCE_INIT;
+static bool opened;
+static atomic_bool started;		/* and if so, in which process: */
+static atomic_uint started_in;
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_CUDA, &lock, NULL);
+}
 
 /* One entry per function: the name is both the field and the symbol. */
 #define ENTRY(name) { #name, offsetof(struct cuda_api, name) }
@@ -60,7 +71,11 @@ const struct cuda_api *cuda_open(struct pen_error *err)
 		error_set(err, -ENODEV, "open", "the NVIDIA driver", -1, "injected failure");
 		return NULL;
 	}
-	pthread_once(&opened, open_driver);
+	pthread_mutex_lock(&lock);
+	if (!opened)
+		open_driver();
+	opened = true;
+	pthread_mutex_unlock(&lock);
 	if (open_error.code) {
 		if (err)
 			*err = open_error;
@@ -69,12 +84,40 @@ const struct cuda_api *cuda_open(struct pen_error *err)
 	return &api;
 }
 
+cuda_result cuda_start(const struct cuda_api *cuda)
+{
+	if (!atomic_load(&started)) {
+		atomic_store(&started_in, os_generation());
+		atomic_store(&started, true);
+	}
+	return CUDA(cuda, cuInit, 0);
+}
+
+int cuda_say_forked(const char *object, struct pen_error *err)
+{
+	error_vendor(err, -ENODEV, PEN_DOMAIN_CUDA, CUDA_NOT_INITIALIZED, "use", object,
+		     "CUDA was started before this process was forked");
+	error_hint(err, "Start workers with the spawn method, or fork before the first use of the "
+			"GPU");
+	return -ENODEV;
+}
+
+int cuda_forked(const char *object, struct pen_error *err)
+{
+	if (!atomic_load(&started) || atomic_load(&started_in) == os_generation())
+		return 0;
+	return cuda_say_forked(object, err);
+}
+
 int cuda_error(const struct cuda_api *cuda, cuda_result result, const char *operation,
 	       const char *object, struct pen_error *err)
 {
 	const char *name = "unknown error", *text = "";
 	int code = -EIO;
 
+	/* We start it before all else: so it was somebody else in our parent, torch for one. */
+	if (result == CUDA_NOT_INITIALIZED)
+		return cuda_say_forked(object, err);
 	cuda->cuGetErrorName(result, &name);
 	cuda->cuGetErrorString(result, &text);
 	switch (result) {

@@ -18,6 +18,7 @@ enum {
 	CUDA_OK = 0,
 	CUDA_INVALID_VALUE = 1,
 	CUDA_OUT_OF_MEMORY = 2,
+	CUDA_NOT_INITIALIZED = 3,
 	CUDA_NO_DEVICE = 100,
 	CUDA_INVALID_DEVICE = 101,
 	CUDA_NOT_READY = 600,
@@ -34,6 +35,9 @@ enum {
 	CUDA_MEMORY_HOST = 1,
 	CUDA_MEMORY_DEVICE = 2,
 };
+
+/* The default stream, on which the calls without "Async" work: CU_STREAM_LEGACY. */
+#define CUDA_STREAM_LEGACY ((void *)1)
 
 /* CUDA_MEMCPY2D */
 struct cuda_copy_2d {
@@ -88,6 +92,16 @@ struct cuda_api {
 
 /* The table; opened on first use and kept. NULL with words where there is no usable driver. */
 const struct cuda_api *cuda_open(struct pen_error *err);
+
+/* cuInit, which cuts every later child off: call it through this, so that they know. */
+cuda_result cuda_start(const struct cuda_api *api);
+
+/*
+ * The driver does not work in a child forked after it was started. 0, or -ENODEV with words where
+ * that is so; the driver must not be called then, not even to give things back.
+ */
+int cuda_forked(const char *object, struct pen_error *err);
+int cuda_say_forked(const char *object, struct pen_error *err);	/* only the words */
 
 /* Call a function of the table, after the fault hook. */
 #define CUDA(api, function, ...) \

@@ -10,6 +10,7 @@
  *   3. `lock` guards everything static here except `api`, `facts` and `library`, which do not
  *      change while anybody is between cufile_open() and cufile_close().
  *   4. The library is never unloaded: it has threads and exit handlers of its own.
+ *   5. A forked child inherits nothing of all that, and never calls a library that its parent used.
  */
 #include <assert.h>
 #include <ctype.h>
@@ -152,6 +153,28 @@ static unsigned int users;
 static struct pen_error refusal;	/* code 0: the driver has not refused to open */
 static struct registration files[FILES_MAX];
 static struct registration memories[MEMORIES_MAX];
+
+/* The lock is not taken before a fork: the library may well fork while it opens its driver. */
+static void forget_parent(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+	driver_open = false;
+	users = 0;
+	memset(files, 0, sizeof(files));
+	memset(memories, 0, sizeof(memories));
+	/* Whoever loads it opens its driver next. */
+	if (!library)
+		return;
+	error_set(&refusal, -ENODEV, "open", "the cuFile driver", -1,
+		  "cuFile was started before this process was forked");
+	error_hint(&refusal, "Start workers with the spawn method, or fork before the first use of "
+			     "the GPU");
+}
+
+__attribute__((constructor)) static void mind_forks(void)
+{
+	os_at_fork(OS_FORK_CUFILE, NULL, forget_parent);
+}
 
 /* ----------------------------------------------------------------------------- its errors -- */
 

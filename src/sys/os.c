@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Every system call of the engine; see os.h. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -163,6 +164,31 @@ int os_end(int fd, uint64_t *size)
 		return -errno;
 	*size = (uint64_t)end;
 	return 0;
+}
+
+int os_list(const char *path, int (*each)(const char *name, void *context), void *context)
+{
+	struct dirent *entry;
+	DIR *directory;
+	int rc = 0;
+
+	FAULT("opendir");
+	directory = opendir(path);
+	if (!directory)
+		return -errno;
+	while (!rc) {
+		/* Only errno tells the end from an error. */
+		errno = sys_fault("readdir");
+		entry = errno ? NULL : readdir(directory);
+		if (!entry)
+			break;
+		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+			rc = each(entry->d_name, context);
+	}
+	if (!rc && !entry && errno)
+		rc = -errno;
+	closedir(directory);
+	return rc;
 }
 
 int os_realpath(const char *path, char resolved[PATH_MAX])
@@ -368,6 +394,12 @@ int os_unmap(void *memory, size_t size)
 	return result(munmap(memory, size));
 }
 
+void os_not_inherited(void *memory, size_t size)
+{
+	/* Without it a write after the fork may move a page away from under the device's copies. */
+	madvise(memory, size, MADV_DONTFORK);
+}
+
 size_t os_page_size(void)
 {
 	return (size_t)sysconf(_SC_PAGESIZE);
@@ -423,4 +455,49 @@ void os_precise_sleep(void)
 {
 	/* The default slack of 50 us is longer than a copy takes. */
 	prctl(PR_SET_TIMERSLACK, 1ul, 0ul, 0ul, 0ul);
+}
+
+static struct {
+	pthread_mutex_t *lock;
+	void (*in_child)(void);
+} fork_places[OS_FORK_PLACES];
+static unsigned int generation;
+
+static void before_fork(void)
+{
+	for (int i = 0; i < OS_FORK_PLACES; i++)
+		if (fork_places[i].lock)
+			pthread_mutex_lock(fork_places[i].lock);
+}
+
+static void after_fork(void)
+{
+	for (int i = OS_FORK_PLACES - 1; i >= 0; i--)
+		if (fork_places[i].lock)
+			pthread_mutex_unlock(fork_places[i].lock);
+}
+
+static void in_forked_child(void)
+{
+	generation++;
+	for (int i = 0; i < OS_FORK_PLACES; i++)
+		if (fork_places[i].in_child)
+			fork_places[i].in_child();
+	after_fork();
+}
+
+void os_at_fork(enum os_fork_place place, pthread_mutex_t *lock, void (*in_child)(void))
+{
+	static bool known;
+
+	if (!known)
+		pthread_atfork(before_fork, after_fork, in_forked_child);
+	known = true;
+	fork_places[place].lock = lock;
+	fork_places[place].in_child = in_child;
+}
+
+unsigned int os_generation(void)
+{
+	return generation;
 }

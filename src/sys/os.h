@@ -31,6 +31,8 @@ int os_unlink(const char *path);
 int os_may_write(const char *path);	/* access(2) */
 int os_readlink(const char *path, char *target, size_t size);
 int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
+/* Every name in a directory but "." and "..", in no order; ends early where each() is not 0. */
+int os_list(const char *path, int (*each)(const char *name, void *context), void *context);
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
@@ -49,6 +51,7 @@ void *os_calloc(size_t count, size_t size);
 int os_map_huge(size_t size, int node, void **memory);
 int os_map_file(int fd, uint64_t offset, size_t length, void **memory);
 int os_unmap(void *memory, size_t size);
+void os_not_inherited(void *memory, size_t size);	/* a forked child shall not have it */
 size_t os_page_size(void);
 uint64_t os_memory_available(void);	/* bytes, with swap; UINT64_MAX where unknown */
 
@@ -58,5 +61,28 @@ uint64_t os_now(void);			/* monotonic, ns */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 void os_sleep(uint64_t ns);
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
+
+/*
+ * Forks. A child has one thread; a lock that another thread held at that moment would stay held in
+ * it for ever. So the locks of the modules are all taken before a fork and let go after it, on
+ * both sides, and what they guard is whole in the child.
+ *
+ * Two rules make that safe: a thread that holds one of them takes only later ones of this list, and
+ * nothing that may fork is called with one held (the CUDA driver does fork while it starts).
+ */
+enum os_fork_place {
+	OS_FORK_DEVICES,	/* mem/device.c */
+	OS_FORK_CUDA,		/* sys/cuda.c */
+	OS_FORK_POOL,		/* mem/ring.c */
+	OS_FORK_TUNER,		/* engine/tuner.c */
+	OS_FORK_URING,		/* io/queue_uring.c */
+	OS_FORK_CUFILE,		/* sys/cufile.c; its lock is held where forks may happen */
+	OS_FORK_PLACES
+};
+
+/* A module's lock, or NULL, and what to do in a child, or NULL; called before main(). */
+void os_at_fork(enum os_fork_place place, pthread_mutex_t *lock, void (*in_child)(void));
+/* Differs between a process and its forked children; what was made in another is inherited. */
+unsigned int os_generation(void);
 
 #endif

@@ -4,10 +4,12 @@
 So they are what a newcomer meets: one header, one library, pkg-config. The GPU is the fake one.
 """
 import array
+import json
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -73,8 +75,8 @@ def source(tmp_path):
     return path
 
 
-def test_there_are_five_short_examples():
-    assert len(EXAMPLES) == 5
+def test_there_are_six_short_examples():
+    assert len(EXAMPLES) == 6
     for source in EXAMPLES:
         lines = source.read_text().splitlines()
         assert 40 <= len(lines) <= 90, source.name
@@ -97,6 +99,37 @@ def test_load_falls_back_to_host_memory(run, source):
 def test_load_says_what_is_wrong(run, tmp_path):
     done = run("load", tmp_path / "absent")
     assert done.returncode == 1 and "absent: No such file" in done.stderr
+
+
+def write_model(path, sizes):
+    """A safetensors file of float32 vectors, made by hand."""
+    header, end = {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "F32", "shape": [size], "data_offsets": [end, end + 4 * size]}
+        end += 4 * size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_load_model_says_what_lands(run, tmp_path, device):
+    sizes = {"none": 0, **{f"layer.{i}": 1000 * i + 1 for i in range(200)}}
+    write_model(tmp_path / "a.safetensors", dict(list(sizes.items())[:50]))
+    write_model(tmp_path / "b.safetensors", dict(list(sizes.items())[50:]))
+    done = run("load_model", tmp_path, device, gpu=True)
+    assert done.returncode == 0, done.stderr
+    *landed, last = done.stdout.splitlines()
+    assert sorted(landed) == sorted(f"F32      [{size}] {name}" for name, size in sizes.items())
+    assert last.startswith(f"201 tensors, {4 * sum(sizes.values())} bytes into {device} in ")
+
+
+def test_load_model_takes_an_empty_model_and_refuses_a_broken_one(run, tmp_path):
+    write_model(tmp_path / "empty.safetensors", {})
+    done = run("load_model", tmp_path / "empty.safetensors")
+    assert done.returncode == 0 and done.stdout.startswith("0 tensors, 0 bytes"), done.stderr
+    (tmp_path / "bad.safetensors").write_bytes(b"nonsense" * 4)
+    done = run("load_model", tmp_path / "bad.safetensors")
+    assert done.returncode == 1 and "bad.safetensors" in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("device", ["host", "cuda:0"])

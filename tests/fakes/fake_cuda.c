@@ -14,6 +14,8 @@
  *     would forgive or overlook is a recorded violation.
  *  5. A late error poisons its context: nothing more runs there, and every call reports it.
  *  6. One mutex covers all state, copies included; a sleep for an injected delay is outside it.
+ *  7. A synchronous copy from memory that is not registered has read its source when it returns,
+ *     and nothing more: the bytes arrive in the order of the legacy stream, late.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -251,6 +253,7 @@ struct op {
 	uint64_t seq;
 	enum op_kind kind;
 	struct side dst, src;
+	unsigned char *staged;	/* the source's bytes, where the call took them along */
 	size_t width, height;
 	unsigned char value;
 	bool poisoned;
@@ -263,7 +266,9 @@ struct op {
 struct stream {
 	struct context *ctx;
 	size_t index;
-	bool is_null, blocking, zombie;
+	bool is_null;		/* the legacy default stream */
+	bool implicit;		/* nobody created it: a default stream, legacy or a thread's */
+	bool blocking, zombie;
 	unsigned int polls_left;
 	uint64_t last, done;
 	struct op *head, **tail;
@@ -343,6 +348,7 @@ static char *texts[MAX_TEXTS];
 static __thread struct {
 	struct context *stack[CTX_STACK];
 	int depth;
+	size_t own_stream[MAX_DEVICES];	/* index + 1 of this thread's default streams */
 } current;
 
 /* ------------------------------------------------------------------ configuration */
@@ -719,7 +725,7 @@ static struct stream *stream_at(size_t index)
 	return index < n_streams ? streams[index] : NULL;
 }
 
-static struct stream *stream_new(struct context *c, unsigned int flags, bool is_null)
+static struct stream *stream_new(struct context *c, unsigned int flags, bool implicit)
 {
 	struct stream *s = calloc(1, sizeof(*s));
 
@@ -728,7 +734,7 @@ static struct stream *stream_new(struct context *c, unsigned int flags, bool is_
 	streams = grow(streams, &cap_streams, n_streams, sizeof(*streams));
 	s->ctx = c;
 	s->index = n_streams;
-	s->is_null = is_null;
+	s->implicit = implicit;
 	s->blocking = !(flags & STREAM_NON_BLOCKING);
 	s->tail = &s->head;
 	streams[n_streams++] = s;
@@ -737,9 +743,25 @@ static struct stream *stream_new(struct context *c, unsigned int flags, bool is_
 
 static struct stream *null_stream(struct context *c)
 {
-	if (!c->null_stream)
-		c->null_stream = stream_new(c, 0, true)->index + 1;
+	struct stream *s;
+
+	if (!c->null_stream) {
+		s = stream_new(c, 0, true);
+		s->is_null = true;
+		c->null_stream = s->index + 1;
+	}
 	return streams[c->null_stream - 1];
+}
+
+/* The calling thread's default stream; it stands in order with the legacy one. */
+static struct stream *thread_stream(struct context *c)
+{
+	size_t *own = &current.own_stream[c->device];
+
+	/* One of a context that is gone went with it. */
+	if (!*own || !stream_at(*own - 1))
+		*own = stream_new(c, 0, true)->index + 1;
+	return streams[*own - 1];
 }
 
 static CUstream stream_handle(const struct stream *s)
@@ -752,12 +774,12 @@ static CUresult stream_get(CUstream h, struct context *c, struct stream **out)
 	uintptr_t v = (uintptr_t)h;
 	struct stream *s;
 
-	if (v <= 1) {		/* 0 and CU_STREAM_LEGACY are the same stream */
-		*out = null_stream(c);
+	if (v <= 2) {		/* 0 and CU_STREAM_LEGACY are one, then CU_STREAM_PER_THREAD */
+		*out = v == 2 ? thread_stream(c) : null_stream(c);
 		return CUDA_SUCCESS;
 	}
 	s = (v & STREAM_TAG) == STREAM_TAG ? stream_at((v & ~STREAM_TAG) >> 4) : NULL;
-	if (!s || s->zombie || s->is_null || v != (uintptr_t)stream_handle(s)) {
+	if (!s || s->zombie || s->implicit || v != (uintptr_t)stream_handle(s)) {
 		violate("use of an invalid or destroyed stream %p", (void *)h);
 		return CUDA_ERROR_INVALID_HANDLE;
 	}
@@ -897,6 +919,7 @@ static void stream_run(struct stream *s, uint64_t seq)
 			run_op(s, op);
 		}
 		s->done = op->seq;
+		free(op->staged);
 		free(op);
 	}
 	if (s->zombie && !s->head) {
@@ -929,6 +952,7 @@ static void stream_discard(struct stream *s)
 
 	for (op = s->head; op; op = next) {
 		next = op->next;
+		free(op->staged);
 		free(op);
 	}
 	streams[s->index] = NULL;
@@ -1155,7 +1179,7 @@ static void context_destroy(struct context *c)
 		if (!s || s->ctx != c)
 			continue;
 		nc += stream_copies(s);
-		ns += !s->is_null && !s->zombie;
+		ns += !s->implicit && !s->zombie;
 		stream_discard(s);
 	}
 	for (size_t i = n_allocs; i-- > 0;) {
@@ -1524,9 +1548,23 @@ static CUresult check_side(const struct side *s, size_t width, size_t height, bo
 	return CUDA_SUCCESS;
 }
 
+/* Take the bytes of a source along, for a copy that runs when its owner may have changed them. */
+static void stage(struct op *op)
+{
+	op->staged = malloc(op->width * op->height);
+	if (!op->staged)
+		die("out of host memory");
+	for (size_t y = 0; y < op->height; y++)
+		memcpy(op->staged + y * op->width,
+		       (const unsigned char *)op->src.at + y * op->src.pitch, op->width);
+	op->src.at = (uintptr_t)op->staged;
+	op->src.pitch = op->width;
+}
+
 /*
- * Synchronous copies run before they return, and may use pageable memory even in strict mode:
- * they are what a test reads results back with. Device to device never waits for the host.
+ * Synchronous copies run before they return, but for those from pageable memory; they may use
+ * that even in strict mode: they are what a test reads results back with. Device to device never
+ * waits for the host.
  */
 static CUresult submit_copy(struct context *c, CUstream h, struct op op, bool sync)
 {
@@ -1548,6 +1586,11 @@ static CUresult submit_copy(struct context *c, CUstream h, struct op op, bool sy
 	pageable += unregistered && !sync;
 	pageable_sync += unregistered && sync;
 	op.kind = OP_COPY;
+	if (unregistered && sync && op.src.host && !op.dst.host) {
+		stage(&op);
+		enqueue(s, op);
+		return leave(CUDA_SUCCESS);
+	}
 	enqueue(s, op);
 	if (unregistered || (sync && (op.dst.host || op.src.host))) {
 		c = s->ctx;
@@ -2102,7 +2145,7 @@ static struct tally take_stock(void)
 	for (size_t i = 0; i < n_allocs; i++)
 		t.alloc_bytes += allocs[i].size;
 	for (size_t i = 0; i < n_streams; i++)
-		t.streams += streams[i] && !streams[i]->is_null && !streams[i]->zombie;
+		t.streams += streams[i] && !streams[i]->implicit && !streams[i]->zombie;
 	for (size_t i = 0; i < n_events; i++)
 		t.events += events[i] != NULL;
 	for (int i = 0; i < MAX_DEVICES; i++)
@@ -2145,6 +2188,20 @@ EXPORT int fake_cuda_leaks(char *text, size_t n)
 	}
 	pthread_mutex_unlock(&lock);
 	return total(&t) > INT_MAX ? INT_MAX : (int)total(&t);
+}
+
+/* How often a function was called, or any of them (NULL), since the library was loaded. */
+EXPORT int fake_cuda_calls(const char *name);
+EXPORT int fake_cuda_calls(const char *name)
+{
+	unsigned long count = 0;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < FN_COUNT; i++)
+		if (!name || !strcmp(name, fn_names[i]))
+			count += calls[i];
+	pthread_mutex_unlock(&lock);
+	return count > INT_MAX ? INT_MAX : (int)count;
 }
 
 /* "%p" in the path becomes the process id, for tests of several processes. */
@@ -2198,9 +2255,16 @@ static void write_report(const struct tally *t)
 	free(path);
 }
 
+/* A child can always ask, whatever the parent's threads were at: it is told that it may not. */
+static void child_of_fork(void)
+{
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
 static void __attribute__((constructor)) fake_load(void)
 {
 	owner = getpid();
+	pthread_atfork(NULL, NULL, child_of_fork);
 	/* Needed even when no call is ever made, hence not left to the first call. */
 	cfg.report = getenv("FAKE_CUDA_REPORT");
 	cfg.abort_on_leak = env_number("FAKE_CUDA_ABORT_ON_LEAK", 0, 1);

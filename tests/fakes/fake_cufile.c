@@ -202,6 +202,7 @@ static struct {
 	int (*cuCtxGetCurrent)(void **);
 	int (*cuMemcpyHtoD_v2)(unsigned long long, const void *, size_t);
 	int (*cuMemcpyDtoH_v2)(void *, unsigned long long, size_t);
+	int (*cuStreamSynchronize)(CUstream);
 	int (*cuLaunchHostFunc)(CUstream, void (*)(void *), void *);
 	void *(*fake_cuda_reach)(unsigned long long, size_t);
 } cuda;
@@ -339,6 +340,7 @@ static void configure(void)
 	*(void **)&cuda.cuCtxGetCurrent = need(library, "cuCtxGetCurrent");
 	*(void **)&cuda.cuMemcpyHtoD_v2 = need(library, "cuMemcpyHtoD_v2");
 	*(void **)&cuda.cuMemcpyDtoH_v2 = need(library, "cuMemcpyDtoH_v2");
+	*(void **)&cuda.cuStreamSynchronize = need(library, "cuStreamSynchronize");
 	*(void **)&cuda.cuLaunchHostFunc = need(library, "cuLaunchHostFunc");
 	*(void **)&cuda.fake_cuda_reach = need(library, "fake_cuda_reach");
 	cfg.fail_count = parse_rules("FAKE_CUFILE_FAIL", cfg.fail, true);
@@ -619,6 +621,9 @@ static ssize_t move_piece(bool write, int fd, uintptr_t at, off_t offset, void *
 	got = pread(fd, bounce, n, offset);
 	if (got > 0)
 		rc = cuda.cuMemcpyHtoD_v2(at, bounce, (size_t)got);
+	/* The copy has only read its source; a read that is over has the bytes in their place. */
+	if (got > 0 && !rc)
+		rc = cuda.cuStreamSynchronize(NULL);
 	return rc ? -ERR_POINTER : got;
 }
 

@@ -93,7 +93,8 @@ struct copy2d {
 	X(cuPointerGetAttribute, void *, int, dptr) \
 	X(cuPointerGetAttributes, unsigned int, int *, void **, dptr) \
 	X(cuGetProcAddress_v2, const char *, void **, int, uint64_t, int *) \
-	X(fake_cuda_leaks, char *, size_t)
+	X(fake_cuda_leaks, char *, size_t) \
+	X(fake_cuda_calls, const char *)
 
 #define X(name, ...) static int (*name)(__VA_ARGS__);
 SYMBOLS(X)
@@ -544,6 +545,89 @@ static void t_strict(void)
 	stop();
 }
 
+/* A synchronous copy from pageable memory has read its source and may not have arrived. */
+static void t_put_late(void)
+{
+	unsigned char *p = pages(2 * SIZE);
+	handle s;
+	dptr d;
+
+	start();
+	OK(cuMemAlloc_v2(&d, SIZE));
+	OK(cuMemHostRegister_v2(p + SIZE, SIZE, 0));
+	OK(cuStreamCreate(&s, 1));
+	memset(p, 5, SIZE);
+	OK(cuMemcpyHtoD_v2(d, p, SIZE));
+	memset(p, 6, SIZE);
+	/* A stream that does not wait for the legacy one does not see it yet, */
+	OK(cuMemcpyDtoHAsync_v2(p + SIZE, d, SIZE, s));
+	OK(cuStreamSynchronize(s));
+	CHECK(all(p + SIZE, SIZE, 0xa5));
+	/* and the legacy one does. */
+	OK(cuStreamSynchronize(NULL));
+	OK(cuMemcpyDtoHAsync_v2(p + SIZE, d, SIZE, s));
+	OK(cuStreamSynchronize(s));
+	CHECK(all(p + SIZE, SIZE, 5));
+	OK(cuStreamDestroy_v2(s));
+	OK(cuMemHostUnregister(p + SIZE));
+	OK(cuMemFree_v2(d));
+	stop();
+}
+
+/* Handles 1 and 2: the legacy stream, which is also 0, and the calling thread's own. */
+static void *t_other_thread(void *arg)
+{
+	dptr d = *(dptr *)arg;
+
+	OK(cuCtxSetCurrent(ctx));
+	/* This thread's stream is another one, and empty: it pulls nothing forward. */
+	OK(cuStreamQuery((handle)2));
+	OK(cuMemsetD8Async(d + SIZE, 9, SIZE, (handle)2));
+	OK(cuStreamSynchronize((handle)2));
+	return NULL;
+}
+
+static void t_default_streams(void)
+{
+	unsigned char *p = pages(2 * SIZE);
+	pthread_t thread;
+	handle s, e;
+	dptr d;
+
+	start();
+	OK(cuMemAlloc_v2(&d, 2 * SIZE));
+	OK(cuMemHostRegister_v2(p, 2 * SIZE, 0));
+	OK(cuStreamCreate(&s, 1));
+	OK(cuEventCreate(&e, 2));
+	for (uintptr_t h = 1; h <= 2; h++) {
+		OK(cuMemsetD8Async(d, (unsigned char)h, SIZE, (handle)h));
+		OK(cuMemcpyDtoHAsync_v2(p, d, SIZE, s));
+		OK(cuStreamSynchronize(s));
+		CHECK(!all(p, SIZE, (unsigned char)h));
+		OK(cuEventRecord(e, (handle)h));
+		OK(cuStreamWaitEvent(s, e, 0));
+		OK(cuMemcpyDtoHAsync_v2(p, d, SIZE, s));
+		OK(cuStreamSynchronize(s));
+		CHECK(all(p, SIZE, (unsigned char)h));
+		IS(400, cuStreamDestroy_v2((handle)h));
+	}
+	OK(cuMemsetD8Async(d, 3, SIZE, (handle)2));
+	CHECK(!pthread_create(&thread, NULL, t_other_thread, &d));
+	pthread_join(thread, NULL);
+	OK(cuMemcpyDtoHAsync_v2(p, d, 2 * SIZE, s));
+	OK(cuStreamSynchronize(s));
+	CHECK(all(p, SIZE, 2) && all(p + SIZE, SIZE, 9));
+	/* The thread's own stream stands in order with the legacy one. */
+	OK(cuStreamSynchronize((handle)1));
+	CHECK(device_all(d, SIZE, 3));
+	CHECK(fake_cuda_calls("cuMemsetD8Async") == 4 && fake_cuda_calls(NULL) > 20);
+	OK(cuStreamDestroy_v2(s));
+	OK(cuEventDestroy_v2(e));
+	OK(cuMemHostUnregister(p));
+	OK(cuMemFree_v2(d));
+	stop();
+}
+
 static void t_2d(void)
 {
 	unsigned char *p = pages(SIZE);
@@ -968,6 +1052,8 @@ static const struct {
 	  { { "FAKE_CUDA_READ_ONLY_REGISTER", "0" } } },
 	{ "pageable", t_pageable, 0, {} },
 	{ "strict", t_strict, 0, { { "FAKE_CUDA_STRICT", "1" } } },
+	{ "put late", t_put_late, 0, { { "FAKE_CUDA_STRICT", "1" } } },
+	{ "default streams", t_default_streams, 0, {} },
 	{ "2d", t_2d, 0, {} },
 	{ "fail", t_fail, 0,
 	  { { "FAKE_CUDA_FAIL",

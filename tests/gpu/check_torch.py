@@ -24,7 +24,7 @@ class Extent(ctypes.Structure):
     _fields_ = [("object", ctypes.c_void_p), ("offset", ctypes.c_uint64),
                 ("memory", ctypes.c_void_p), ("length", ctypes.c_uint64),
                 ("rows", ctypes.c_uint64), ("object_pitch", ctypes.c_uint64),
-                ("memory_pitch", ctypes.c_uint64)]
+                ("memory_pitch", ctypes.c_uint64), ("tag", ctypes.c_uint64)]
 
 
 class Options(ctypes.Structure):

@@ -23,17 +23,7 @@ TEST(no_options_are_the_defaults)
 	CHECK_EQ(path_options(NULL, &full, &err), 0);
 	CHECK_EQ(full.transfer, PEN_AUTO);
 	CHECK_EQ(full.memory_limit, 128 * MIB);
-	CHECK_EQ(full.gap, 64 << 10);
-	CHECK(!full.lanes && !full.depth && !full.request_size && !full.inject);
-}
-
-TEST(no_gap_can_be_asked_for)
-{
-	struct pen_options given = PEN_OPTIONS_INIT, full;
-
-	given.gap = UINT64_MAX;
-	CHECK_EQ(path_options(&given, &full, &err), 0);
-	CHECK_EQ(full.gap, 0);
+	CHECK(!full.gap && !full.lanes && !full.depth && !full.request_size && !full.inject);
 }
 
 TEST(options_of_an_older_and_of_a_newer_header_are_taken)
@@ -478,6 +468,52 @@ TEST(reads_straight_into_memory_beside_staged_ones_stage_no_more_than_needed)
 	pen_object_close(object);
 	pen_trim();
 	pen_device_close(device);
+}
+
+/* The left half of a matrix whose rows are 40 KiB; how much crossed the store? */
+static uint64_t half_of_each_row(uint64_t gap, bool cold)
+{
+	const char *file = make_file("file", 40 * MIB);
+	struct pen_options given = PEN_OPTIONS_INIT;
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_extent half = {
+		.length = 20 << 10, .rows = 1024,
+		.object_pitch = 40 << 10, .memory_pitch = 20 << 10,
+	};
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_object_open(file, PEN_READ, 0, &object, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 20 * MIB, (void **)&memory, &err), 0);
+	if (cold && object_uncache(object, &err))
+		SKIP("pages cannot be dropped here");
+	half.object = object;
+	half.memory = memory;
+	given.gap = gap;
+	CHECK_EQ(pen_transfer(PEN_READ, device, &half, 1, &given, &report, &err), 0);
+	for (uint64_t row = 0; row < 1024; row++)
+		CHECK_EQ(pattern_check(memory + row * (20 << 10), 20 << 10, row * (40 << 10)),
+			 20 << 10);
+	CHECK_EQ(pen_device_free(device, memory, 20 * MIB, &err), 0);
+	pen_object_close(object);
+	pen_trim();
+	pen_device_close(device);
+	return report.storage_bytes;
+}
+
+TEST(a_strided_slice_of_a_cold_file_reads_little_more_than_its_bytes)
+{
+	CHECK(half_of_each_row(0, true) <= 22 * MIB);
+}
+
+TEST(holes_in_the_page_cache_are_read_through)
+{
+	CHECK(half_of_each_row(0, false) >= 39 * MIB);
+}
+
+TEST(how_large_a_hole_is_read_through_can_be_said)
+{
+	CHECK(half_of_each_row(UINT64_MAX, false) == 20 * MIB);
+	CHECK(half_of_each_row(64 << 10, true) >= 39 * MIB);
 }
 
 TEST_MAIN

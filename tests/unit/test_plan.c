@@ -49,7 +49,8 @@ static void set_up(bool write, uint32_t align, uint64_t unit, uint64_t gap)
 		objects[i].fd = objects[i].direct_fd = -1;
 	}
 	extent_count = 0;
-	wishes = (struct plan_wishes){ .write = write, .unit = unit, .gap = gap };
+	wishes = (struct plan_wishes){ .write = write, .unit = unit, .gap = gap,
+				       .one_memory = true };
 }
 
 static void add(int object, uint64_t offset, uint64_t length, uint64_t at)
@@ -368,6 +369,27 @@ TEST(rows_that_go_backwards_in_memory_are_not_folded)
 	check_plan(plan);
 }
 
+TEST(what_may_be_allocated_one_by_one_is_copied_one_by_one)
+{
+	struct plan *plan;
+
+	set_up(false, 0, 65536, 0);
+	wishes.one_memory = false;
+	for (int i = 0; i < 8; i++)
+		add(0, (uint64_t)i * 100, 100, (uint64_t)i * 100);
+	plan = make();
+	CHECK_EQ(plan->request_count, 1);
+	CHECK_EQ(plan->copy_count, 8);
+	plan_free(plan);
+	/* The rows of one extent have one memory. */
+	set_up(false, 0, 65536, 0);
+	wishes.one_memory = false;
+	add_rows(0, 0, 100, 0, 8, 100, 100);
+	plan = make();
+	CHECK_EQ(plan->copy_count, 1);
+	plan_free(plan);
+}
+
 TEST(what_is_contiguous_on_both_sides_is_one_copy)
 {
 	struct plan *plan;
@@ -620,6 +642,7 @@ static void random_extents(bool write)
 			extents[other] = swap;
 		}
 	}
+	wishes.one_memory = chance(2);
 }
 
 static void random_plans(bool write)

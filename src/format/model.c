@@ -1,0 +1,670 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Opening a model: find out which files it has (from a name, an index or a folder), open each and
+ * read its table, then make one list of all tensors. Files may be many thousands and tensors many
+ * more, so nothing is searched in a loop: lists are sorted once and walked side by side.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/error.h"
+#include "format/index.h"
+#include "format/model.h"
+#include "format/words.h"
+#include "io/object.h"
+#include "sys/os.h"
+
+#define SUFFIX ".safetensors"
+#define INDEX_SUFFIX ".safetensors.index.json"
+#define INDEX_NAME "model" INDEX_SUFFIX
+
+static int no_memory(const char *path, struct pen_error *err)
+{
+	return error_sys(err, -ENOMEM, "open the model", path, -1);
+}
+
+static int fail(const char *path, int rc, const char *operation, struct pen_error *err)
+{
+	error_sys(err, rc, operation, path, -1);
+	if (rc == -ENOENT)
+		error_hint(err, "Check the path");
+	else if (rc == -EACCES)
+		error_hint(err, "Check the permissions of the file and its directory");
+	else if (rc == -EMFILE || rc == -ENFILE)
+		error_hint(err, "Raise the limit of open files (ulimit -n)");
+	return rc;
+}
+
+static bool ends_with(const char *name, const char *suffix)
+{
+	size_t length = strlen(name), part = strlen(suffix);
+
+	return length >= part && !strcmp(name + length - part, suffix);
+}
+
+/* "folder/name"; the folder may be empty. NULL: no memory. */
+static char *join(const char *folder, size_t folder_length, const char *name)
+{
+	size_t room = folder_length + strlen(name) + 2;
+	char *path = os_calloc(1, room);
+
+	if (path)
+		snprintf(path, room, "%.*s%s%s", (int)folder_length, folder,
+			 folder_length && folder[folder_length - 1] != '/' ? "/" : "", name);
+	return path;
+}
+
+/* ------------------------------------------------------------------------- reading a file -- */
+
+/* All of it, in as many reads as it takes. */
+static int read_all(int fd, void *buffer, size_t length, uint64_t offset, const char *path,
+		    struct pen_error *err)
+{
+	size_t done = 0;
+
+	while (done < length) {
+		ssize_t n = os_pread(fd, (char *)buffer + done, length - done, offset + done);
+
+		if (n == -EINTR)
+			continue;
+		if (n < 0)
+			return error_sys(err, (int)n, "read", path, (int64_t)(offset + done));
+		if (!n) {
+			error_set(err, -ESTALE, "read", path, (int64_t)(offset + done),
+				  "the file became shorter while it was read");
+			error_hint(err, "Wait until whatever writes it is done, and try again");
+			return -ESTALE;
+		}
+		done += (size_t)n;
+	}
+	return 0;
+}
+
+static int read_header(int fd, const struct pen_model_file *file, struct safetensors **table,
+		       struct pen_error *err)
+{
+	unsigned char first[8] = { 0 };
+	size_t length;
+	void *header;
+	int rc;
+
+	rc = read_all(fd, first, file->size < sizeof(first) ? (size_t)file->size : sizeof(first), 0,
+		      file->path, err);
+	if (!rc)
+		rc = safetensors_header_length(file->path, first, file->size, &length, err);
+	if (rc)
+		return rc;
+	header = os_calloc(1, length + 1);
+	if (!header)
+		return no_memory(file->path, err);
+	rc = read_all(fd, header, length, sizeof(first), file->path, err);
+	if (!rc)
+		rc = safetensors_parse(file->path, header, length, file->size, table, err);
+	free(header);
+	return rc;
+}
+
+static int open_file(struct pen_model *model, const char *name, char *path, struct pen_error *err)
+{
+	struct pen_model_file *file = &model->files[model->file_count];
+	struct safetensors **table = &model->tables[model->file_count++];
+	char *copy = join("", 0, name);
+	int rc;
+
+	file->path = path;
+	file->name = copy;
+	if (!path || !copy)
+		return no_memory(name, err);
+	rc = pen_object_open(path, PEN_READ, 0, &file->object, err);
+	if (rc)
+		return rc;
+	/* A shard that is replaced while others are read would make a model that never was. */
+	file->object->keeps_name = true;
+	if (file->object->info.synthetic) {
+		error_set(err, -EINVAL, "open the model", path, -1, "it is a synthetic object");
+		error_hint(err, "If it is a file, put ./ before its name");
+		return -EINVAL;
+	}
+	file->size = pen_object_size(file->object);
+	rc = read_header(file->object->fd, file, table, err);
+	if (rc)
+		return rc;
+	file->data = (*table)->data;
+	file->metadata = (*table)->metadata;
+	file->metadata_count = (*table)->metadata_count;
+	return 0;
+}
+
+static int make_files(struct pen_model *model, size_t count, const char *path,
+		      struct pen_error *err)
+{
+	model->files = os_calloc(count + 1, sizeof(model->files[0]));
+	model->tables = os_calloc(count + 1, sizeof(model->tables[0]));
+	return model->files && model->tables ? 0 : no_memory(path, err);
+}
+
+/* ------------------------------------------------------------------------ all the tensors -- */
+
+/* What is odd about one file, to warn of. */
+struct odd {
+	size_t unlisted, hidden;
+	const char *first_unlisted, *first_hidden;
+	uint32_t hidden_by;	/* the file from which the first hidden one is taken */
+};
+
+struct merger {
+	struct pen_model *model;
+	const char *path;		/* of the index, or of the model */
+	const struct index *index;	/* NULL: none */
+	struct odd *odd;		/* one for each file */
+	bool *gone;			/* one for each tensor: hidden by that of another file */
+	size_t gone_count;
+	struct pen_error *err;
+};
+
+static int by_name_and_file(const void *left, const void *right)
+{
+	const struct pen_tensor *a = *(const struct pen_tensor *const *)left;
+	const struct pen_tensor *b = *(const struct pen_tensor *const *)right;
+	int order = strcmp(a->name, b->name);
+
+	return order ? order : a->file < b->file ? -1 : a->file > b->file;
+}
+
+static void sort_by_name(struct pen_model *model)
+{
+	for (size_t i = 0; i < model->tensor_count; i++)
+		model->by_name[i] = &model->tensors[i];
+	qsort(model->by_name, model->tensor_count, sizeof(model->by_name[0]), by_name_and_file);
+}
+
+static int twice(const struct merger *merger, const struct pen_tensor *one,
+		 const struct pen_tensor *other)
+{
+	const struct pen_model_file *files = merger->model->files;
+	char name[WORDS_NAME], file[WORDS_NAME];
+
+	words_bad(merger->err, files[other->file].path, (int64_t)other->offset,
+		  "tensor \"%s\" is also in %s", words_name(name, one->name),
+		  words_name(file, files[one->file].name));
+	error_hint(merger->err, "Load one of the files by its own name, or add an index that says "
+		   "which one is meant");
+	return -EBADMSG;
+}
+
+/* The index lists a tensor for a file that does not have it; another one may. */
+static int absent(const struct merger *merger, const struct index_entry *entry,
+		  const struct pen_tensor *other)
+{
+	char name[WORDS_NAME], file[WORDS_NAME];
+
+	words_bad(merger->err, merger->path, -1,
+		  "tensor \"%s\" is listed for %s, which does not have it",
+		  words_name(name, entry->tensor),
+		  words_name(file, merger->index->files[entry->file]));
+	if (other)
+		error_hint(merger->err, "%s has it: the index belongs to other files; download all "
+			   "again", words_name(file, merger->model->files[other->file].name));
+	error_hint(merger->err, "The index belongs to other files: download them again");
+	return -EBADMSG;
+}
+
+/* Tensors of one name, sorted by file, that no entry of an index speaks of. */
+static int settle_unlisted(struct merger *merger, const struct pen_tensor **same, size_t count)
+{
+	struct odd *odd = &merger->odd[same[0]->file];
+
+	if (count > 1)
+		return twice(merger, same[0], same[1]);
+	if (merger->index && !odd->unlisted++)
+		odd->first_unlisted = same[0]->name;
+	return 0;
+}
+
+/* Tensors of one name, of which the index lists one: that is taken, the others are hidden. */
+static int settle_listed(struct merger *merger, const struct pen_tensor **same, size_t count,
+			 const struct index_entry *entry)
+{
+	bool found = false;
+
+	for (size_t i = 0; i < count; i++) {
+		struct odd *odd = &merger->odd[same[i]->file];
+
+		if (same[i]->file == entry->file) {
+			found = true;
+			continue;
+		}
+		if (!odd->hidden++) {
+			odd->first_hidden = same[i]->name;
+			odd->hidden_by = entry->file;
+		}
+		merger->gone[same[i] - merger->model->tensors] = true;
+		merger->gone_count++;
+	}
+	return found ? 0 : absent(merger, entry, same[0]);
+}
+
+/* Walk tensors and entries of the index side by side, both sorted by name. */
+static int settle(struct merger *merger)
+{
+	const struct pen_tensor **by_name = merger->model->by_name;
+	size_t count = merger->model->tensor_count, at = 0, next;
+	const struct index *index = merger->index;
+	const struct index_entry *entry = index ? index->entries : NULL;
+	const struct index_entry *end = index ? index->entries + index->count : NULL;
+	int rc = 0;
+
+	for (; at < count && !rc; at = next) {
+		int order = entry < end ? strcmp(entry->tensor, by_name[at]->name) : 1;
+
+		if (order < 0)
+			return absent(merger, entry, NULL);
+		for (next = at + 1; next < count; next++)
+			if (strcmp(by_name[next]->name, by_name[at]->name))
+				break;
+		if (order)
+			rc = settle_unlisted(merger, by_name + at, next - at);
+		else
+			rc = settle_listed(merger, by_name + at, next - at, entry++);
+	}
+	return rc ? rc : entry < end ? absent(merger, entry, NULL) : 0;
+}
+
+static int warn(struct merger *merger, size_t count, const char *first, const char *format,
+		const char *file, const char *other)
+{
+	char text[4 * WORDS_NAME], who[WORDS_NAME + 40], name[WORDS_NAME];
+	char **warning = &merger->model->warnings[merger->model->warning_count];
+
+	words_name(name, first);
+	if (count == 1)
+		snprintf(who, sizeof(who), "tensor \"%s\" is", name);
+	else
+		snprintf(who, sizeof(who), "%zu tensors (\"%s\" ...) are", count, name);
+	snprintf(text, sizeof(text), format, who, file, other);
+	*warning = join("", 0, text);
+	if (!*warning)
+		return no_memory(merger->path, merger->err);
+	merger->model->warning_count++;
+	return 0;
+}
+
+static int warn_of_files(struct merger *merger)
+{
+	struct pen_model *model = merger->model;
+	char file[WORDS_NAME], other[WORDS_NAME];
+	int rc = 0;
+
+	model->warnings = os_calloc(2 * model->file_count + 1, sizeof(model->warnings[0]));
+	if (!model->warnings)
+		return no_memory(merger->path, merger->err);
+	for (size_t i = 0; i < model->file_count && !rc; i++) {
+		const struct odd *odd = &merger->odd[i];
+
+		words_name(file, model->files[i].name);
+		words_name(other, model->files[odd->hidden_by].name);
+		if (odd->unlisted)
+			rc = warn(merger, odd->unlisted, odd->first_unlisted,
+				  "%s in %s but not listed in the index", file, "");
+		if (odd->hidden && !rc)
+			rc = warn(merger, odd->hidden, odd->first_hidden,
+				  "%s in %s too, but taken from %s as the index says", file, other);
+	}
+	return rc;
+}
+
+/* All tables in one list, whatever is in them. */
+static int gather(struct pen_model *model, const char *path, struct pen_error *err)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < model->file_count; i++)
+		count += model->tables[i]->count;
+	model->tensors = os_calloc(count + 1, sizeof(model->tensors[0]));
+	model->by_name = os_calloc(count + 1, sizeof(model->by_name[0]));
+	if (!model->tensors || !model->by_name)
+		return no_memory(path, err);
+	for (size_t i = 0; i < model->file_count; i++)
+		for (size_t j = 0; j < model->tables[i]->count; j++) {
+			struct pen_tensor *tensor = &model->tensors[model->tensor_count++];
+
+			*tensor = model->tables[i]->tensors[j];
+			tensor->file = (uint32_t)i;
+		}
+	sort_by_name(model);
+	return 0;
+}
+
+static void drop_hidden(struct merger *merger)
+{
+	struct pen_model *model = merger->model;
+	size_t kept = 0;
+
+	if (!merger->gone_count)
+		return;
+	for (size_t i = 0; i < model->tensor_count; i++)
+		if (!merger->gone[i])
+			model->tensors[kept++] = model->tensors[i];
+	model->tensor_count = kept;
+	sort_by_name(model);
+}
+
+static int merge(struct pen_model *model, const char *path, const struct index *index,
+		 struct pen_error *err)
+{
+	struct merger merger = { .model = model, .path = path, .index = index, .err = err };
+	int rc = gather(model, path, err);
+
+	if (rc)
+		return rc;
+	merger.odd = os_calloc(model->file_count + 1, sizeof(merger.odd[0]));
+	merger.gone = os_calloc(model->tensor_count + 1, sizeof(merger.gone[0]));
+	rc = merger.odd && merger.gone ? settle(&merger) : no_memory(path, err);
+	if (!rc)
+		rc = warn_of_files(&merger);
+	if (!rc)
+		drop_hidden(&merger);
+	free(merger.odd);
+	free(merger.gone);
+	return rc;
+}
+
+/* ---------------------------------------------------------------------------- which files -- */
+
+static int open_single(struct pen_model *model, const char *path, struct pen_error *err)
+{
+	const char *slash = strrchr(path, '/');
+	int rc = make_files(model, 1, path, err);
+
+	if (!rc)
+		rc = open_file(model, slash ? slash + 1 : path, join("", 0, path), err);
+	return rc ? rc : merge(model, path, NULL, err);
+}
+
+static int read_index_from(int fd, const char *path, struct index **index, struct pen_error *err)
+{
+	struct stat st;
+	char *bytes;
+	int rc = os_fstat(fd, &st);
+
+	if (rc)
+		return fail(path, rc, "stat", err);
+	if (!S_ISREG(st.st_mode) || st.st_size > INDEX_SIZE_MAX) {
+		words_bad(err, path, -1, "it is not a file of at most %u bytes, as an index is",
+			  INDEX_SIZE_MAX);
+		error_hint(err, "Name a folder, a .safetensors file or an index");
+		return -EBADMSG;
+	}
+	bytes = os_calloc(1, (size_t)st.st_size + 1);
+	if (!bytes)
+		return no_memory(path, err);
+	rc = read_all(fd, bytes, (size_t)st.st_size, 0, path, err);
+	if (!rc)
+		rc = index_parse(path, bytes, (size_t)st.st_size, index, err);
+	free(bytes);
+	return rc;
+}
+
+static int read_index(const char *path, struct index **index, struct pen_error *err)
+{
+	/* Without O_NONBLOCK, opening a pipe would wait for somebody who writes to it. */
+	int fd = os_open(path, O_RDONLY | O_NONBLOCK, 0), rc;
+
+	if (fd < 0)
+		return fail(path, fd, "open", err);
+	rc = read_index_from(fd, path, index, err);
+	os_close(fd);
+	return rc;
+}
+
+/* A shard that the index names and that is not there gets words of its own. */
+static void missing(const struct pen_model *model, const struct index *index, const char *path,
+		    struct pen_error *err)
+{
+	const struct pen_model_file *file = &model->files[model->file_count - 1];
+	char name[WORDS_NAME];
+
+	error_set(err, -ENOENT, "open", file->path, -1,
+		  "%s names it, and it is not there (file %zu of %zu)", words_name(name, path),
+		  model->file_count, index->file_count);
+	error_hint(err, "The download may be incomplete: fetch the missing file");
+}
+
+static int open_indexed(struct pen_model *model, const char *path, struct pen_error *err)
+{
+	const char *slash = strrchr(path, '/');
+	size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
+	struct index *index = NULL;
+	int rc = read_index(path, &index, err);
+
+	if (!rc)
+		rc = make_files(model, index->file_count, path, err);
+	for (size_t i = 0; !rc && i < index->file_count; i++) {
+		rc = open_file(model, index->files[i], join(path, folder, index->files[i]), err);
+		if (rc == -ENOENT)
+			missing(model, index, path, err);
+	}
+	if (!rc)
+		rc = merge(model, path, index, err);
+	free(index);
+	return rc;
+}
+
+/* What a folder holds, as far as we care. */
+struct listing {
+	char **names;			/* of safetensors files */
+	size_t count, room;
+	char *index, *other_index;	/* the index to use; one more that might be meant */
+	bool torch, cache;		/* files of torch's; a folder of the Hugging Face cache */
+};
+
+static int add_name(struct listing *listing, const char *name)
+{
+	if (listing->count == listing->room) {
+		size_t room = listing->room ? 2 * listing->room : 64;
+		char **names = os_calloc(room, sizeof(names[0]));
+
+		if (!names)
+			return -ENOMEM;
+		if (listing->count)
+			memcpy(names, listing->names, listing->count * sizeof(names[0]));
+		free(listing->names);
+		listing->names = names;
+		listing->room = room;
+	}
+	listing->names[listing->count] = join("", 0, name);
+	if (!listing->names[listing->count])
+		return -ENOMEM;
+	listing->count++;
+	return 0;
+}
+
+static int add_index(struct listing *listing, const char *name)
+{
+	char *copy = join("", 0, name), *second = copy;
+
+	if (!copy)
+		return -ENOMEM;
+	/* The usual name beats all others. */
+	if (!listing->index || !strcmp(name, INDEX_NAME)) {
+		second = listing->index;
+		listing->index = copy;
+	}
+	if (second) {
+		free(listing->other_index);
+		listing->other_index = second;
+	}
+	return 0;
+}
+
+static int look_at(const char *name, void *context)
+{
+	struct listing *listing = context;
+
+	if (name[0] == '.')
+		return 0;
+	if (ends_with(name, SUFFIX))
+		return add_name(listing, name);
+	if (ends_with(name, INDEX_SUFFIX))
+		return add_index(listing, name);
+	listing->torch |= ends_with(name, ".bin") || ends_with(name, ".pt") ||
+			  ends_with(name, ".pth");
+	listing->cache |= !strcmp(name, "snapshots");
+	return 0;
+}
+
+static int nothing_there(const struct listing *listing, const char *path, struct pen_error *err)
+{
+	error_set(err, -ENOENT, "open the model", path, -1,
+		  "the folder has no *" SUFFIX " file and no *" INDEX_SUFFIX);
+	if (listing->torch)
+		error_hint(err, "Its .bin or .pt files are in torch's own format, which cannot be "
+			   "loaded yet: convert them to safetensors");
+	if (listing->cache)
+		error_hint(err, "Name one of the folders in %s/snapshots", path);
+	error_hint(err, "Name the folder where the model's files are");
+	return -ENOENT;
+}
+
+static int by_text(const void *left, const void *right)
+{
+	return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
+static int open_listed(struct pen_model *model, const char *path, struct listing *listing,
+		       struct pen_error *err)
+{
+	int rc;
+
+	if (listing->index && listing->other_index && strcmp(listing->index, INDEX_NAME)) {
+		error_set(err, -EINVAL, "open the model", path, -1,
+			  "it has several indices: %.60s, %.60s", listing->index,
+			  listing->other_index);
+		error_hint(err, "Name the index that is meant");
+		return -EINVAL;
+	}
+	if (listing->index) {
+		char *index = join(path, strlen(path), listing->index);
+
+		rc = index ? open_indexed(model, index, err) : no_memory(path, err);
+		free(index);
+		return rc;
+	}
+	if (!listing->count)
+		return nothing_there(listing, path, err);
+	qsort(listing->names, listing->count, sizeof(listing->names[0]), by_text);
+	rc = make_files(model, listing->count, path, err);
+	for (size_t i = 0; !rc && i < listing->count; i++)
+		rc = open_file(model, listing->names[i],
+			       join(path, strlen(path), listing->names[i]), err);
+	return rc ? rc : merge(model, path, NULL, err);
+}
+
+static int open_folder(struct pen_model *model, const char *path, struct pen_error *err)
+{
+	struct listing listing = { 0 };
+	int rc = os_list(path, look_at, &listing);
+
+	if (rc)
+		fail(path, rc, "list", err);
+	else
+		rc = open_listed(model, path, &listing, err);
+	for (size_t i = 0; i < listing.count; i++)
+		free(listing.names[i]);
+	free(listing.names);
+	free(listing.index);
+	free(listing.other_index);
+	return rc;
+}
+
+/* --------------------------------------------------------------------------------- public -- */
+
+int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err)
+{
+	struct pen_model *new;
+	struct stat st;
+	int rc;
+
+	error_clear(err);
+	*model = NULL;
+	if (!path[0]) {
+		error_set(err, -EINVAL, "open the model", "\"\"", -1, "the name is empty");
+		error_hint(err, "Name a file or a folder");
+		return -EINVAL;
+	}
+	rc = os_stat(path, &st);
+	if (rc)
+		return fail(path, rc, "open", err);
+	new = os_calloc(1, sizeof(*new));
+	if (!new)
+		return no_memory(path, err);
+	if (S_ISDIR(st.st_mode))
+		rc = open_folder(new, path, err);
+	else if (ends_with(path, ".json"))
+		rc = open_indexed(new, path, err);
+	else
+		rc = open_single(new, path, err);
+	if (rc) {
+		pen_model_close(new);
+		return rc;
+	}
+	*model = new;
+	return 0;
+}
+
+void pen_model_close(struct pen_model *model)
+{
+	if (!model)
+		return;
+	for (size_t i = 0; i < model->file_count; i++) {
+		pen_object_close(model->files[i].object);
+		free((char *)model->files[i].path);
+		free((char *)model->files[i].name);
+		free(model->tables[i]);
+	}
+	for (size_t i = 0; i < model->warning_count; i++)
+		free(model->warnings[i]);
+	free(model->files);
+	free(model->tables);
+	free(model->tensors);
+	free(model->by_name);
+	free(model->warnings);
+	free(model);
+}
+
+size_t pen_model_tensors(const struct pen_model *model, const struct pen_tensor **tensors)
+{
+	if (tensors)
+		*tensors = model->tensors;
+	return model->tensor_count;
+}
+
+size_t pen_model_files(const struct pen_model *model, const struct pen_model_file **files)
+{
+	if (files)
+		*files = model->files;
+	return model->file_count;
+}
+
+size_t pen_model_warnings(const struct pen_model *model, const char *const **warnings)
+{
+	if (warnings)
+		*warnings = (const char *const *)model->warnings;
+	return model->warning_count;
+}
+
+static int name_against(const void *name, const void *entry)
+{
+	return strcmp(name, (*(const struct pen_tensor *const *)entry)->name);
+}
+
+const struct pen_tensor *pen_model_find(const struct pen_model *model, const char *name)
+{
+	const struct pen_tensor **found = bsearch(name, model->by_name, model->tensor_count,
+						  sizeof(model->by_name[0]), name_against);
+
+	return found ? *found : NULL;
+}
