@@ -27,10 +27,10 @@
 #include "seconds.h"
 #include "side.h"
 #include "verify.h"
+#include "watch.h"
 
 #define CHUNK ((size_t)4 << 20)			/* to fill memory by */
 #define MEMORY_LIMIT ((uint64_t)128 << 20)	/* the engine's own default */
-#define MEMORY_LEAST ((uint64_t)64 << 10)	/* and what it asks for at least */
 #define NOT_GIVEN UINT64_MAX
 
 struct settings {
@@ -39,14 +39,10 @@ struct settings {
 	bool verify, in_place, json, quiet;
 };
 
-static const char *const cache_choices[] = { "auto", "keep", "drop", NULL };
-
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry copy_options[] = {
-	{ "transfer", 't', OPTION_TRANSFER, "TYPE", AT(engine.transfer),
-	  .help = "How bytes travel: auto (the best path for each range), or a type by number "
-		  "or name, such as 3 or CPU_ASYNC_GPU" },
+	OPTIONS_TRANSFER,
 	{ "size", 0, OPTION_SIZE, "SIZE", AT(size), .max = INT64_MAX,
 	  .help = "Copy this much; needed where the source is memory or null:" },
 	{ "offset", 0, OPTION_SIZE, "SIZE", AT(offset), .max = INT64_MAX,
@@ -55,18 +51,7 @@ static const struct option_entry copy_options[] = {
 	  .help = "Read both sides again afterwards and compare" },
 	{ "in-place", 0, OPTION_FLAG, AT(in_place),
 	  .help = "Overwrite the destination's own bytes instead of replacing the file" },
-	{ "memory-limit", 0, OPTION_SIZE, "SIZE", AT(engine.memory_limit), .min = MEMORY_LEAST,
-	  .max = INT64_MAX, .help = "Use at most this much memory on the way; otherwise 128M" },
-	{ "lanes", 0, OPTION_NUMBER, "N", AT(engine.lanes), .min = 1, .max = 64,
-	  .help = "Threads that move bytes" },
-	{ "depth", 0, OPTION_NUMBER, "N", AT(engine.depth), .min = 1, .max = 4096,
-	  .help = "Requests in flight over all lanes" },
-	{ "request-size", 0, OPTION_SIZE, "SIZE", AT(engine.request_size), .min = 4096,
-	  .max = 1 << 30, .help = "Bytes of one request; otherwise found while running" },
-	{ "cache", 0, OPTION_CHOICE, .choices = cache_choices, AT(engine.cache),
-	  .help = "What to leave in the page cache: as the path has it, everything, nothing" },
-	{ "inject", 0, OPTION_TEXT, "SPEC", AT(engine.inject),
-	  .help = "Make requests fail, for tests: fail:3:EIO, short:1, delay:5%:50ms, corrupt:2" },
+	OPTIONS_ENGINE,
 	{ "json", 0, OPTION_FLAG, AT(json), .help = "Report as one JSON object" },
 	{ "quiet", 'q', OPTION_FLAG, AT(quiet),
 	  .help = "No progress bar and no report for people" },
@@ -181,11 +166,11 @@ static int take_memory(struct copy *copy, struct pen_error *err)
 		uint64_t limit = copy->set.engine.memory_limit;
 		uint64_t share = (limit ? limit : MEMORY_LIMIT) / 4;
 
-		if (share < MEMORY_LEAST) {
+		if (share < OPTIONS_MEMORY_LEAST) {
 			error_set(err, -EINVAL, "keep within", "the memory limit", -1,
 				  "a copy from object to object needs more");
 			error_hint(err, "Allow at least %llu KiB",
-				   (unsigned long long)(4 * MEMORY_LEAST) >> 10);
+				   (unsigned long long)(4 * OPTIONS_MEMORY_LEAST) >> 10);
 			return -EINVAL;
 		}
 		copy->set.engine.memory_limit = share;
@@ -232,65 +217,6 @@ static void close_sides(struct copy *copy)
 
 /* -------------------------------------------------------------------------------- the jobs -- */
 
-#define PATIENCE_SECONDS 1.0	/* before it is said that stopping takes time */
-#define LOOK_SECONDS 0.05	/* between looks at the jobs, for the bar and for Ctrl-C */
-
-/* Look after the jobs (some may be NULL) until all have ended. One that fails stops the other. */
-static void watch(struct copy *copy, struct pen_job *const jobs[2])
-{
-	uint64_t before = copy->report.read.bytes + copy->report.write.bytes;
-	unsigned int sides = (copy->in != NULL) + (copy->out != NULL);
-	double stopping = 0;
-	bool told = false;
-
-	for (;;) {
-		uint64_t moved = before;
-		struct pen_job *running = NULL;
-		bool stop = interrupt_signal() != 0;
-
-		for (int i = 0; i < 2; i++) {
-			struct pen_progress job;
-
-			if (!jobs[i])
-				continue;
-			pen_job_poll(jobs[i], &job);
-			moved += job.bytes;
-			stop |= job.state == PEN_DRAINING || job.state > PEN_DONE;
-			if (job.state < PEN_DONE)
-				running = jobs[i];
-		}
-		if (!running)
-			return;
-		for (int i = 0; stop && i < 2; i++)
-			if (jobs[i])
-				pen_job_cancel(jobs[i]);
-		if (stop && !stopping)
-			stopping = seconds_now();
-		/* The kernel or a store may hold a request for long; nobody can take it back. */
-		if (stop && !told && seconds_now() - stopping > PATIENCE_SECONDS) {
-			fputs("penstock: stopping, but the store still holds requests; "
-			      "interrupt again to end at once\n", stderr);
-			told = true;
-		}
-		progress_show(&copy->progress, moved / sides);
-		pen_job_wait_for(running, LOOK_SECONDS);
-	}
-}
-
-/* Release a job and keep its report. A failure counts more than the stop it led to. */
-static void finish(struct pen_job *job, struct pen_report *sum, int *rc, struct pen_error *err)
-{
-	struct pen_report report = PEN_REPORT_INIT;
-	struct pen_error cause;
-	int ended = pen_job_wait(job, &report, &cause);
-
-	report_add(sum, &report);
-	if (ended && (!*rc || *rc == -ECANCELED)) {
-		*rc = ended;
-		*err = cause;
-	}
-}
-
 /* The options of a job. Dropping is for whole objects: the last job of each does it for all. */
 static struct pen_options job_options(struct copy *copy, const struct pen_extent *extent,
 				      uint64_t object_start)
@@ -325,11 +251,12 @@ static int step(struct copy *copy, const struct pen_extent *in, const struct pen
 		rc = pen_job_start(PEN_WRITE, copy->device, out, 1, &writing, &jobs[1], err);
 	if (rc && jobs[0])
 		pen_job_cancel(jobs[0]);
-	watch(copy, jobs);
+	watch_jobs(jobs, 2, &copy->progress, copy->report.read.bytes + copy->report.write.bytes,
+		   (copy->in != NULL) + (copy->out != NULL));
 	if (jobs[0])
-		finish(jobs[0], &copy->report.read, &rc, err);
+		watch_finish(jobs[0], &copy->report.read, &rc, err);
 	if (jobs[1])
-		finish(jobs[1], &copy->report.write, &rc, err);
+		watch_finish(jobs[1], &copy->report.write, &rc, err);
 	return rc;
 }
 

@@ -11,7 +11,9 @@
 #include "commands.h"
 #include "report.h"
 
-static const struct command *const commands[] = { &command_copy, &command_explain };
+static const struct command *const commands[] = {
+	&command_load, &command_inspect, &command_copy, &command_explain, &command_make_model,
+};
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))
 

@@ -10,6 +10,8 @@
 
 #define HELP_WIDTH 80
 
+const char *const options_cache[] = { "auto", "keep", "drop", NULL };
+
 static bool takes_value(const struct option_entry *option)
 {
 	return option->kind != OPTION_FLAG && option->kind != OPTION_HELP;
@@ -164,6 +166,16 @@ static int wrong_value(const struct option_entry *option, const char *shown, con
 	}
 }
 
+static int append(struct option_list *list, const char *shown, const char *text,
+		  struct pen_error *err)
+{
+	if (list->count == OPTION_LIST_MAX)
+		return error_set(err, -EINVAL, "use", shown, -1,
+				 "it can be given %d times at most", OPTION_LIST_MAX);
+	list->items[list->count++] = text;
+	return 0;
+}
+
 /* `shown` is the option as the user wrote it. */
 static int store(const struct option_entry *option, const char *shown, const char *text,
 		 void *settings, struct pen_error *err)
@@ -180,6 +192,8 @@ static int store(const struct option_entry *option, const char *shown, const cha
 	case OPTION_TEXT:
 		*(const char **)field = text;
 		return 0;
+	case OPTION_LIST:
+		return append(field, shown, text, err);
 	case OPTION_TRANSFER:
 		rc = pen_transfer_parse(text, field, &cause);
 		if (rc) {

@@ -18,6 +18,7 @@ enum option_kind {
 	OPTION_CHOICE,		/* one of `choices`; int, its index */
 	OPTION_TRANSFER,	/* what pen_transfer_parse() takes; int */
 	OPTION_TEXT,		/* const char * */
+	OPTION_LIST,		/* a text, as often as wanted; struct option_list */
 	OPTION_HELP,		/* nothing; prints the help */
 };
 
@@ -31,6 +32,42 @@ struct option_entry {
 	size_t where;			/* offset in the command's settings */
 	const char *help;
 };
+
+#define OPTION_LIST_MAX 64
+
+struct option_list {
+	size_t count;
+	const char *items[OPTION_LIST_MAX];
+};
+
+/*
+ * The options that go to the engine as they are, for tables of commands whose struct settings has
+ * them in `engine`, a struct pen_options.
+ */
+#define OPTIONS_TRANSFER \
+	{ "transfer", 't', OPTION_TRANSFER, "TYPE", \
+	  .where = offsetof(struct settings, engine.transfer), \
+	  .help = "How bytes travel: auto (the best path for each range), or a type by number " \
+		  "or name, such as 3 or CPU_ASYNC_GPU" }
+#define OPTIONS_ENGINE \
+	{ "memory-limit", 0, OPTION_SIZE, "SIZE", \
+	  .where = offsetof(struct settings, engine.memory_limit), .min = OPTIONS_MEMORY_LEAST, \
+	  .max = INT64_MAX, .help = "Use at most this much memory on the way; otherwise 128M" }, \
+	{ "lanes", 0, OPTION_NUMBER, "N", .where = offsetof(struct settings, engine.lanes), \
+	  .min = 1, .max = 64, .help = "Threads that move bytes" }, \
+	{ "depth", 0, OPTION_NUMBER, "N", .where = offsetof(struct settings, engine.depth), \
+	  .min = 1, .max = 4096, .help = "Requests in flight over all lanes" }, \
+	{ "request-size", 0, OPTION_SIZE, "SIZE", \
+	  .where = offsetof(struct settings, engine.request_size), .min = 4096, .max = 1 << 30, \
+	  .help = "Bytes of one request; otherwise found while running" }, \
+	{ "cache", 0, OPTION_CHOICE, .choices = options_cache, \
+	  .where = offsetof(struct settings, engine.cache), \
+	  .help = "What to leave in the page cache: as the path has it, everything, nothing" }, \
+	{ "inject", 0, OPTION_TEXT, "SPEC", .where = offsetof(struct settings, engine.inject), \
+	  .help = "Make requests fail, for tests: fail:3:EIO, short:1, delay:5%:50ms, corrupt:2" }
+#define OPTIONS_MEMORY_LEAST ((uint64_t)64 << 10)	/* what the engine asks for at least */
+
+extern const char *const options_cache[];
 
 struct command {
 	const char *name;

@@ -2,6 +2,7 @@
 /* Reports for people and for programs; see report.h. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/text.h"
 #include "report.h"
@@ -96,7 +97,7 @@ json_t *report_number(uint64_t number)
 	return number <= INT64_MAX ? json_integer((json_int_t)number) : json_null();
 }
 
-static json_t *real(double value)
+json_t *report_real(double value)
 {
 	return isfinite(value) ? json_real(value) : json_null();
 }
@@ -125,37 +126,37 @@ void report_json(json_t *object)
 	json_decref(object);
 }
 
+json_t *report_warnings(const struct pen_model *model)
+{
+	const char *const *warnings;
+	size_t count = pen_model_warnings(model, &warnings);
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < count; i++)
+		json_array_append_new(list, report_text(warnings[i]));
+	return list;
+}
+
 static json_t *latency(const struct pen_report *all)
 {
 	json_t *object = json_object();
 
-	json_object_set_new(object, "p50", real(all->latency_us_p50));
-	json_object_set_new(object, "p95", real(all->latency_us_p95));
-	json_object_set_new(object, "p99", real(all->latency_us_p99));
-	json_object_set_new(object, "max", real(all->latency_us_max));
+	json_object_set_new(object, "p50", report_real(all->latency_us_p50));
+	json_object_set_new(object, "p95", report_real(all->latency_us_p95));
+	json_object_set_new(object, "p99", report_real(all->latency_us_p99));
+	json_object_set_new(object, "max", report_real(all->latency_us_max));
 	return object;
 }
 
-static void copy_json(const struct report *report, const struct pen_report *all)
+void report_job_json(json_t *object, const struct pen_report *all)
 {
-	const struct pen_report *read = &report->read, *write = &report->write;
-	json_t *object = json_object(), *paths = json_array(), *refused = json_array();
-
-	report_paths(paths, "read", read->paths, read->path_count, false);
-	report_paths(paths, "write", write->paths, write->path_count, false);
-	report_paths(refused, NULL, all->refused, all->refused_count, true);
-	json_object_set_new(object, "source", report_text(report->source));
-	json_object_set_new(object, "destination", report_text(report->destination));
-	json_object_set_new(object, "transfer", report_text(report->transfer));
 	json_object_set_new(object, "device", report_text(all->device));
 	json_object_set_new(object, "bytes", report_number(all->bytes));
 	json_object_set_new(object, "storage_bytes", report_number(all->storage_bytes));
-	json_object_set_new(object, "open_seconds", real(report->open_seconds));
-	json_object_set_new(object, "seconds", real(all->seconds));
-	json_object_set_new(object, "setup_seconds", real(all->setup_seconds));
-	json_object_set_new(object, "commit_seconds", real(report->commit_seconds));
-	json_object_set_new(object, "gb_per_s", real(all->gb_per_s));
-	json_object_set_new(object, "cpu_seconds", real(all->cpu_seconds));
+	json_object_set_new(object, "seconds", report_real(all->seconds));
+	json_object_set_new(object, "setup_seconds", report_real(all->setup_seconds));
+	json_object_set_new(object, "gb_per_s", report_real(all->gb_per_s));
+	json_object_set_new(object, "cpu_seconds", report_real(all->cpu_seconds));
 	json_object_set_new(object, "pinned_bytes", report_number(all->pinned_bytes));
 	json_object_set_new(object, "lanes", report_number(all->lanes));
 	json_object_set_new(object, "depth", report_number(all->depth));
@@ -163,8 +164,25 @@ static void copy_json(const struct report *report, const struct pen_report *all)
 	json_object_set_new(object, "requests", report_number(all->requests));
 	json_object_set_new(object, "retries", report_number(all->retries));
 	json_object_set_new(object, "latency_us", latency(all));
+	json_object_set_new(object, "refused",
+			    report_paths(json_array(), NULL, all->refused, all->refused_count,
+					 true));
+}
+
+static void copy_json(const struct report *report, const struct pen_report *all)
+{
+	const struct pen_report *read = &report->read, *write = &report->write;
+	json_t *object = json_object(), *paths = json_array();
+
+	report_paths(paths, "read", read->paths, read->path_count, false);
+	report_paths(paths, "write", write->paths, write->path_count, false);
+	json_object_set_new(object, "source", report_text(report->source));
+	json_object_set_new(object, "destination", report_text(report->destination));
+	json_object_set_new(object, "transfer", report_text(report->transfer));
+	json_object_set_new(object, "open_seconds", report_real(report->open_seconds));
+	json_object_set_new(object, "commit_seconds", report_real(report->commit_seconds));
+	report_job_json(object, all);
 	json_object_set_new(object, "paths", paths);
-	json_object_set_new(object, "refused", refused);
 	if (report->verified) {
 		json_object_set_new(object, "verified", json_true());
 		json_object_set_new(object, "hash", json_string(report->hash));
@@ -212,6 +230,49 @@ char *report_bytes(uint64_t bytes, char *to, size_t size)
 	return to;
 }
 
+/* One that must not be shown as it is: a control character, by itself or as U+0080 to U+009F. */
+static bool is_control(const unsigned char *at)
+{
+	return at[0] < 0x20 || at[0] == 0x7f || (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0);
+}
+
+char *report_escape(const char *text)
+{
+	char *escaped = malloc(4 * strlen(text) + 1), *to = escaped;
+
+	if (!escaped)
+		return NULL;
+	for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
+		if (*at == '\\')
+			to += sprintf(to, "\\\\");
+		else if (*at == '\n')
+			to += sprintf(to, "\\n");
+		else if (*at == '\t')
+			to += sprintf(to, "\\t");
+		else if (*at == 0xc2 && is_control(at))
+			to += sprintf(to, "\\u%04x", *++at);	/* its second byte is its number */
+		else if (is_control(at))
+			to += sprintf(to, "\\x%02x", *at);
+		else
+			*to++ = (char)*at;
+	}
+	*to = 0;
+	return escaped;
+}
+
+void report_warnings_text(const struct pen_model *model)
+{
+	const char *const *warnings;
+	size_t count = pen_model_warnings(model, &warnings);
+
+	for (size_t i = 0; i < count; i++) {
+		char *text = report_escape(warnings[i]);
+
+		printf("  warning: %s\n", text ? text : "?");
+		free(text);
+	}
+}
+
 /* Room for the longest name of a path, so that reasons start in one column. */
 static int name_width(const struct pen_report *all)
 {
@@ -235,10 +296,9 @@ static void print_paths(const char *direction, const struct pen_report *side, in
 	}
 }
 
-static void copy_text(const struct report *report, const struct pen_report *all)
+void report_job_text(const struct pen_report *all, double open_seconds)
 {
 	char bytes[REPORT_BYTES_MAX], pinned[TEXT_SIZE_MAX];
-	int width = name_width(all);
 
 	printf("%s in %.2f s: %.2f GB/s (%.2f s of it setup), %.2f CPU-seconds, %s pinned",
 	       report_bytes(all->bytes, bytes, sizeof(bytes)), all->seconds, all->gb_per_s,
@@ -247,14 +307,28 @@ static void copy_text(const struct report *report, const struct pen_report *all)
 	if (all->retries)
 		printf(", %llu %s", (unsigned long long)all->retries,
 		       all->retries == 1 ? "retry" : "retries");
-	if (report->open_seconds >= 0.01)
-		printf(", after %.2f s of opening", report->open_seconds);
+	if (open_seconds >= 0.01)
+		printf(", after %.2f s of opening", open_seconds);
 	putchar('\n');
-	print_paths("read", &report->read, width);
-	print_paths("write", &report->write, width);
+}
+
+void report_paths_text(const struct pen_report *read, const struct pen_report *write,
+		       const struct pen_report *all)
+{
+	int width = name_width(all);
+
+	print_paths("read", read, width);
+	if (write)
+		print_paths("write", write, width);
 	for (uint32_t i = 0; i < all->refused_count; i++)
 		printf("  %-5s  %-*s           %s\n", "not", width, all->refused[i].path,
 		       all->refused[i].reason);
+}
+
+static void copy_text(const struct report *report, const struct pen_report *all)
+{
+	report_job_text(all, report->open_seconds);
+	report_paths_text(&report->read, &report->write, all);
 	if (report->verified)
 		printf("  verified: XXH3-128 %s\n", report->hash);
 }

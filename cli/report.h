@@ -31,10 +31,22 @@ void report_add(struct pen_report *sum, const struct pen_report *job);
 void report_copy(const struct report *report, bool json);
 void report_error(const struct pen_error *err, bool json);
 
+/* The parts of it for a job: its members, its first line, and a line for each path. `write` may be
+ * NULL; `all` has the refused paths and the names that set the width of the column. */
+void report_job_json(json_t *object, const struct pen_report *all);
+void report_job_text(const struct pen_report *all, double open_seconds);
+void report_paths_text(const struct pen_report *read, const struct pen_report *write,
+		       const struct pen_report *all);
+
+/* What is odd about a model: a list, or a line each. */
+json_t *report_warnings(const struct pen_model *model);
+void report_warnings_text(const struct pen_model *model);
+
 /* For other reports: text that need not be UTF-8, numbers that may be too large or not finite,
  * and a list of paths; `direction` may be NULL. The last prints an object and releases it. */
 json_t *report_text(const char *text);
 json_t *report_number(uint64_t number);
+json_t *report_real(double value);
 json_t *report_paths(json_t *list, const char *direction, const struct pen_path *paths,
 		     uint32_t count, bool refused);
 void report_json(json_t *object);
@@ -42,5 +54,8 @@ void report_json(json_t *object);
 /* "1.07 GB": powers of 1000, as rates are given in. Returns `to`. */
 char *report_bytes(uint64_t bytes, char *to, size_t size);
 #define REPORT_BYTES_MAX 24
+
+/* What others have named, with nothing in it that a terminal obeys: heap, NULL: no memory. */
+char *report_escape(const char *text);
 
 #endif

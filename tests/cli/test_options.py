@@ -8,7 +8,7 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["copy", "explain"]
+COMMANDS = ["load", "inspect", "copy", "explain", "make-model"]
 
 
 def table(penstock, command):
@@ -62,7 +62,7 @@ def test_man_page_has_the_options_of_the_table(penstock, command):
     assert documented == table(penstock, command)
 
 
-@pytest.mark.parametrize("page", ["penstock", "penstock-copy", "penstock-explain"])
+@pytest.mark.parametrize("page", ["penstock", *(f"penstock-{name}" for name in COMMANDS)])
 def test_man_page_is_well_formed(page):
     if not shutil.which("mandoc"):
         pytest.skip("mandoc is not installed")

@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * penstock load: the tensors of a model into the memory of a device, by one job into one
+ * allocation that the job makes itself, as soon as the device is up. What it took is told beside
+ * what it could have taken here at best (ceiling.h).
+ *
+ * With --repeat the same is done again and again; what is told in detail is the run whose time is
+ * in the middle.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "ceiling.h"
+#include "commands.h"
+#include "interrupt.h"
+#include "keys.h"
+#include "progress.h"
+#include "report.h"
+#include "seconds.h"
+#include "watch.h"
+
+#define CHUNK ((size_t)4 << 20)		/* to read memory back by */
+
+struct settings {
+	struct pen_options engine;
+	const char *device;
+	struct option_list keys;
+	uint32_t repeat;
+	bool drop_cache, hash, json, quiet, no_ceiling;
+};
+
+#define AT(field) .where = offsetof(struct settings, field)
+
+static const struct option_entry load_options[] = {
+	{ "device", 'd', OPTION_TEXT, "DEVICE", AT(device),
+	  .help = "Where the tensors are to land: cuda:N or host; otherwise cuda:0" },
+	{ "keys", 'k', OPTION_LIST, "GLOB", AT(keys),
+	  .help = "Only tensors of such names; can be given more than once" },
+	{ "repeat", 'n', OPTION_NUMBER, "N", AT(repeat), .min = 1, .max = 1000,
+	  .help = "Load so often, and tell the median" },
+	{ "drop-cache", 0, OPTION_FLAG, AT(drop_cache),
+	  .help = "Evict the files from the page cache before each load" },
+	{ "hash", 0, OPTION_FLAG, AT(hash),
+	  .help = "Read the tensors back and print the XXH3-128 of each" },
+	OPTIONS_TRANSFER,
+	OPTIONS_ENGINE,
+	{ "no-ceiling", 0, OPTION_FLAG, AT(no_ceiling),
+	  .help = "Do not measure how fast it could be" },
+	{ "json", 0, OPTION_FLAG, AT(json), .help = "Report as one JSON object" },
+	{ "quiet", 'q', OPTION_FLAG, AT(quiet),
+	  .help = "No progress bar and no report for people" },
+	{ "help", 'h', OPTION_HELP, .help = "Show this" },
+	{ .name = NULL },
+};
+
+struct load {
+	struct settings set;
+	const char *path;
+	struct pen_device *device;
+	struct pen_model *model;
+	const struct pen_tensor **tensors;	/* those to load */
+	size_t count;
+	struct pen_placement *placements;
+	uint64_t bytes, total;			/* of the tensors; of the memory they lie in */
+	unsigned char *memory;
+	struct pen_report *runs;		/* of each load, as they came */
+	const struct pen_report *median;	/* one of them */
+	double open_seconds;
+	uint64_t anonymous_before, anonymous_after;
+	uint64_t kept;				/* most that --drop-cache could not evict */
+	char (*hashes)[HASH_TEXT_SIZE];
+	struct ceiling ceiling;
+	struct progress progress;
+};
+
+static bool on_host(const struct load *load)
+{
+	return !strncmp(load->set.device, "host", 4);
+}
+
+/* -------------------------------------------------------------------------------- opening -- */
+
+/* For those who have no GPU, or not that one. */
+static void suggest_host(const struct load *load, struct pen_error *err)
+{
+	size_t used = strlen(err->hint);
+
+	if (!on_host(load))
+		snprintf(err->hint + used, sizeof(err->hint) - used,
+			 "%sUse --device host to load into host memory", used ? ". " : "");
+}
+
+static int place_tensors(struct load *load, struct pen_error *err)
+{
+	load->placements = calloc(load->count + 1, sizeof(load->placements[0]));
+	load->hashes = calloc(load->count + 1, sizeof(load->hashes[0]));
+	load->runs = calloc(load->set.repeat, sizeof(load->runs[0]));
+	if (!load->placements || !load->hashes || !load->runs)
+		return error_sys(err, -ENOMEM, "load", load->path, -1);
+	for (size_t i = 0; i < load->count; i++) {
+		load->placements[i].tensor = load->tensors[i];
+		load->bytes += load->tensors[i]->bytes;
+	}
+	return pen_placement_layout(load->placements, load->count, &load->total, err);
+}
+
+static int open_all(struct load *load, struct pen_error *err)
+{
+	double start = seconds_now();
+	int rc = pen_device_open(strcmp(load->set.device, "host:") ? load->set.device : "host",
+				 &load->device, err);
+
+	/* The device first: it goes on starting while headers are read. */
+	if (rc)
+		suggest_host(load, err);
+	else
+		rc = pen_model_open(load->path, &load->model, err);
+	if (!rc)
+		rc = keys_select(&load->set.keys, load->model, load->path, &load->tensors,
+				 &load->count, err);
+	if (!rc)
+		rc = place_tensors(load, err);
+	load->open_seconds = seconds_now() - start;
+	return rc;
+}
+
+/* ----------------------------------------------------------------------------- page cache -- */
+
+/* How much of a file is in the page cache, as the engine sees it. */
+static uint64_t resident(const struct pen_model_file *file)
+{
+	struct pen_explanation *plan;
+	struct pen_device *host;
+	uint64_t bytes = 0;
+
+	if (pen_device_open("host", &host, NULL))
+		return 0;
+	if (!pen_explain(file->object, host, NULL, &plan, NULL)) {
+		bytes = plan->resident;
+		pen_explain_free(plan);
+	}
+	pen_device_close(host);
+	return bytes;
+}
+
+/* Pages that are not yet on the store stay where they are, so they are sent there first. */
+static int evict(const struct pen_model_file *file, struct pen_error *err)
+{
+	int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return error_sys(err, -errno, "open to evict", file->path, -1);
+	fdatasync(fd);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+	return 0;
+}
+
+static int drop_cache(struct load *load, struct pen_error *err)
+{
+	const struct pen_model_file *files;
+	size_t count = pen_model_files(load->model, &files);
+	uint64_t kept = 0;
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < count; i++) {
+		rc = evict(&files[i], err);
+		if (!rc)
+			kept += resident(&files[i]);
+	}
+	if (kept > load->kept)
+		load->kept = kept;
+	return rc;
+}
+
+/* -------------------------------------------------------------------------------- loading -- */
+
+/* Memory of this process that no file stands behind; 0 where the system does not say. */
+static uint64_t anonymous_memory(void)
+{
+	FILE *file = fopen("/proc/self/status", "re");
+	unsigned long long kib = 0;
+	char line[128];
+
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "RssAnon: %llu kB", &kib) == 1)
+			break;
+	if (file)
+		fclose(file);
+	return (uint64_t)kib << 10;
+}
+
+static void free_memory(struct load *load)
+{
+	if (load->memory)
+		pen_device_free(load->device, load->memory, load->total, NULL);
+	load->memory = NULL;
+}
+
+static int load_once(struct load *load, struct pen_report *report, struct pen_error *err)
+{
+	struct pen_options options = load->set.engine;
+	struct pen_job *job;
+	uint64_t anonymous;
+	int rc;
+
+	free_memory(load);
+	if (load->set.drop_cache) {
+		rc = drop_cache(load, err);
+		if (rc)
+			return rc;
+	}
+	options.allocate = load->total;
+	options.allocated = (void **)&load->memory;
+	rc = pen_load_start(load->model, load->device, load->placements, load->count, &options,
+			    &job, err);
+	if (rc)
+		return rc;
+	progress_start(&load->progress, "loading", load->bytes);
+	watch_jobs(&job, 1, &load->progress, 0, 1);
+	progress_end(&load->progress);
+	report->size = sizeof(*report);
+	rc = pen_job_wait(job, report, err);
+	anonymous = anonymous_memory();
+	if (anonymous > load->anonymous_after)
+		load->anonymous_after = anonymous;
+	return rc;
+}
+
+static int by_seconds(const void *left, const void *right)
+{
+	const struct pen_report *const *a = left, *const *b = right;
+
+	return ((*a)->seconds > (*b)->seconds) - ((*a)->seconds < (*b)->seconds);
+}
+
+/* Of an even number of runs, the slower of the two in the middle. */
+static int find_median(struct load *load, struct pen_error *err)
+{
+	uint32_t count = load->set.repeat;
+	const struct pen_report **sorted = calloc(count, sizeof(sorted[0]));
+
+	if (!sorted)
+		return error_sys(err, -ENOMEM, "load", load->path, -1);
+	for (uint32_t i = 0; i < count; i++)
+		sorted[i] = &load->runs[i];
+	qsort(sorted, count, sizeof(sorted[0]), by_seconds);
+	load->median = sorted[count / 2];
+	free(sorted);
+	return 0;
+}
+
+static int load_all(struct load *load, struct pen_error *err)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; !rc && i < load->set.repeat; i++)
+		rc = interrupt_signal() ? -ECANCELED : load_once(load, &load->runs[i], err);
+	if (rc && rc != -ECANCELED && pen_device_ready(load->device, NULL))
+		suggest_host(load, err);
+	return rc ? rc : find_median(load, err);
+}
+
+/* -------------------------------------------------------------------------------- hashing -- */
+
+static int hash_tensor(struct load *load, size_t number, unsigned char *chunk, uint64_t before,
+		       struct pen_error *err)
+{
+	const struct pen_placement *placement = &load->placements[number];
+	uint64_t bytes = placement->tensor->bytes;
+	struct hash *hash = hash_new();
+	int rc = hash ? 0 : error_sys(err, -ENOMEM, "hash", placement->tensor->name, -1);
+
+	for (uint64_t at = 0; !rc && at < bytes; at += CHUNK) {
+		size_t piece = bytes - at < CHUNK ? (size_t)(bytes - at) : CHUNK;
+
+		rc = pen_device_get(load->device, chunk,
+				    load->memory + (uintptr_t)placement->memory + at, piece, err);
+		if (!rc)
+			hash_add(hash, chunk, piece);
+		if (!rc && interrupt_signal())
+			rc = -ECANCELED;
+		progress_show(&load->progress, before + at + piece);
+	}
+	if (!rc)
+		hash_text(hash, load->hashes[number]);
+	hash_free(hash);
+	return rc;
+}
+
+static int hash_all(struct load *load, struct pen_error *err)
+{
+	unsigned char *chunk = malloc(CHUNK);
+	uint64_t before = 0;
+	int rc = chunk ? 0 : error_sys(err, -ENOMEM, "hash", load->path, -1);
+
+	progress_start(&load->progress, "hashing", load->bytes);
+	for (size_t i = 0; !rc && i < load->count; i++) {
+		rc = hash_tensor(load, i, chunk, before, err);
+		before += load->tensors[i]->bytes;
+	}
+	progress_end(&load->progress);
+	free(chunk);
+	return rc;
+}
+
+/* ---------------------------------------------------------------------------- the ceiling -- */
+
+static int measure_ceiling(struct load *load)
+{
+	struct ceiling_load done = {
+		.model = load->model,
+		.device = load->device,
+		.on_host = on_host(load),
+		.placements = load->placements,
+		.count = load->count,
+		.memory = load->memory,
+		.report = load->median,
+	};
+
+	return ceiling_measure(&load->ceiling, &done);
+}
+
+/* The part of the load's time after the set-up that the ceiling would have needed. */
+static double share(const struct load *load)
+{
+	double spent = load->median->seconds - load->median->setup_seconds;
+
+	return spent > 0 ? load->ceiling.seconds / spent : 0;
+}
+
+/* Tensors on the host are anonymous memory themselves and do not count. */
+static uint64_t anonymous_growth(const struct load *load)
+{
+	uint64_t before = load->anonymous_before + (on_host(load) ? load->total : 0);
+
+	return load->anonymous_after > before ? load->anonymous_after - before : 0;
+}
+
+/* ----------------------------------------------------------------------------------- JSON -- */
+
+static json_t *rate_json(double rate)
+{
+	return rate > 0 ? report_real(rate / 1e9) : json_null();
+}
+
+static json_t *ceiling_json(const struct load *load)
+{
+	const struct ceiling *ceiling = &load->ceiling;
+	json_t *object;
+
+	if (!(ceiling->seconds > 0))
+		return json_null();
+	object = json_object();
+	json_object_set_new(object, "seconds", report_real(ceiling->seconds));
+	json_object_set_new(object, "share", report_real(share(load)));
+	json_object_set_new(object, "copy_gb_per_s", rate_json(ceiling->copy_rate));
+	json_object_set_new(object, "store_gb_per_s", rate_json(ceiling->store_rate));
+	json_object_set_new(object, "cache_gb_per_s", rate_json(ceiling->cache_rate));
+	return object;
+}
+
+static json_t *runs_json(const struct load *load)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < load->set.repeat; i++) {
+		const struct pen_report *run = &load->runs[i];
+		json_t *entry = json_object();
+
+		json_object_set_new(entry, "seconds", report_real(run->seconds));
+		json_object_set_new(entry, "setup_seconds", report_real(run->setup_seconds));
+		json_object_set_new(entry, "gb_per_s", report_real(run->gb_per_s));
+		json_object_set_new(entry, "cpu_seconds", report_real(run->cpu_seconds));
+		json_array_append_new(list, entry);
+	}
+	return list;
+}
+
+static json_t *hashes_json(const struct load *load)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < load->count; i++) {
+		json_t *entry = json_object();
+
+		json_object_set_new(entry, "name", report_text(load->tensors[i]->name));
+		json_object_set_new(entry, "hash", json_string(load->hashes[i]));
+		json_array_append_new(list, entry);
+	}
+	return list;
+}
+
+static void print_json(const struct load *load)
+{
+	const struct pen_report *run = load->median;
+	const struct pen_model_file *files;
+	json_t *object = json_object();
+
+	json_object_set_new(object, "model", report_text(load->path));
+	json_object_set_new(object, "transfer",
+			    json_string(pen_transfer_name(load->set.engine.transfer)));
+	json_object_set_new(object, "files", report_number(pen_model_files(load->model, &files)));
+	json_object_set_new(object, "tensors", report_number(load->count));
+	report_job_json(object, run);
+	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
+							  run->path_count, false));
+	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
+	json_object_set_new(object, "runs", runs_json(load));
+	json_object_set_new(object, "ceiling", ceiling_json(load));
+	json_object_set_new(object, "memory_bytes", report_number(load->total));
+	json_object_set_new(object, "anonymous_bytes", report_number(anonymous_growth(load)));
+	if (load->set.drop_cache)
+		json_object_set_new(object, "not_evicted_bytes", report_number(load->kept));
+	if (load->set.hash)
+		json_object_set_new(object, "hashes", hashes_json(load));
+	json_object_set_new(object, "warnings", report_warnings(load->model));
+	report_json(object);
+}
+
+/* --------------------------------------------------------------------------------- people -- */
+
+static void print_hashes(const struct load *load)
+{
+	for (size_t i = 0; i < load->count; i++) {
+		char *name = report_escape(load->tensors[i]->name);
+
+		printf("%s  %s\n", load->hashes[i], name ? name : "?");
+		free(name);
+	}
+}
+
+static void print_ceiling(const struct load *load)
+{
+	const struct ceiling *ceiling = &load->ceiling;
+	const char *before = " (";
+
+	if (!(ceiling->seconds > 0)) {
+		if (!load->set.no_ceiling && load->bytes)
+			printf("  ceiling: it could not be measured\n");
+		return;
+	}
+	printf("  ceiling: %.0f %% of it%s; it is %.3f s", 100 * share(load),
+	       load->median->setup_seconds >= 0.01 ? ", after the setup" : "", ceiling->seconds);
+	if (ceiling->copy_rate > 0) {
+		printf("%spinned memory to the GPU: %.2f GB/s", before, ceiling->copy_rate / 1e9);
+		before = ", ";
+	}
+	if (ceiling->store_rate > 0) {
+		printf("%sdirect reads: %.2f GB/s", before, ceiling->store_rate / 1e9);
+		before = ", ";
+	}
+	if (ceiling->cache_rate > 0)
+		printf("%spage cache to memory that is there: %.2f GB/s", before,
+		       ceiling->cache_rate / 1e9);
+	printf(")\n");
+}
+
+static void print_memory(const struct load *load)
+{
+	char total[TEXT_SIZE_MAX], padding[TEXT_SIZE_MAX], anonymous[TEXT_SIZE_MAX];
+
+	printf("  memory: %s of %s, %s of it padding; anonymous memory of the process grew by %s"
+	       "%s\n", text_from_size(load->total, total, sizeof(total)), load->median->device,
+	       text_from_size(load->total - load->bytes, padding, sizeof(padding)),
+	       text_from_size(anonymous_growth(load), anonymous, sizeof(anonymous)),
+	       on_host(load) ? " besides" : "");
+}
+
+static void print_runs(const struct load *load)
+{
+	if (load->set.repeat == 1)
+		return;
+	printf("  runs: the median of %u is above; seconds of each:", load->set.repeat);
+	for (uint32_t i = 0; i < load->set.repeat; i++)
+		printf(" %.3f", load->runs[i].seconds);
+	putchar('\n');
+}
+
+static void print_text(const struct load *load)
+{
+	const struct pen_model_file *files;
+	size_t count = pen_model_files(load->model, &files);
+	char kept[TEXT_SIZE_MAX];
+
+	printf("%zu %s of %zu %s: ", load->count, load->count == 1 ? "tensor" : "tensors", count,
+	       count == 1 ? "file" : "files");
+	report_job_text(load->median, load->open_seconds);
+	report_paths_text(load->median, NULL, load->median);
+	print_ceiling(load);
+	print_memory(load);
+	print_runs(load);
+	if (load->kept)
+		printf("  not cold: %s stayed in the page cache: the file system keeps its files "
+		       "there, or somebody has them mapped\n",
+		       text_from_size(load->kept, kept, sizeof(kept)));
+	report_warnings_text(load->model);
+}
+
+/* ---------------------------------------------------------------------------- the command -- */
+
+static int run(struct load *load, struct pen_error *err)
+{
+	int rc;
+
+	load->anonymous_before = anonymous_memory();
+	rc = open_all(load, err);
+	if (!rc)
+		rc = load_all(load, err);
+	if (!rc && load->set.hash)
+		rc = hash_all(load, err);
+	if (!rc && !load->set.no_ceiling)
+		rc = measure_ceiling(load);
+	return rc;
+}
+
+static void print_report(const struct load *load)
+{
+	if (load->set.json) {
+		print_json(load);
+		return;
+	}
+	if (load->set.hash)
+		print_hashes(load);
+	if (!load->set.quiet)
+		print_text(load);
+}
+
+static void close_all(struct load *load)
+{
+	free_memory(load);
+	pen_model_close(load->model);
+	pen_device_close(load->device);
+	free(load->tensors);
+	free(load->placements);
+	free(load->runs);
+	free(load->hashes);
+}
+
+static int run_load(int argc, char **argv)
+{
+	struct load load = {
+		.set = { .engine = PEN_OPTIONS_INIT, .device = "cuda:0", .repeat = 1 },
+	};
+	struct pen_error err;
+	int status = STATUS_FAILURE;
+	int rc = options_parse(&command_load, argc, argv, &load.set, &err);
+
+	if (rc) {
+		if (rc < 0)
+			report_error(&err, load.set.json);
+		return rc < 0 ? STATUS_USAGE : STATUS_OK;
+	}
+	load.path = argv[0];
+	interrupt_init();
+	progress_init(&load.progress, !load.set.quiet);
+	rc = run(&load, &err);
+	if (rc == -ECANCELED && interrupt_signal()) {
+		status = 128 + interrupt_signal();
+		error_set(&err, rc, "", load.path, -1, "interrupted");
+	}
+	if (rc)
+		report_error(&err, load.set.json);
+	else
+		print_report(&load);
+	close_all(&load);
+	return rc ? status : STATUS_OK;
+}
+
+const struct command command_load = {
+	.name = "load",
+	.operands = "MODEL",
+	.operand_count = 1,
+	.summary = "load the tensors of a model into the memory of a GPU",
+	.description = "Load all tensors of MODEL - a safetensors file, a folder of them, or an "
+		       "index - into the memory of a device, and say how fast that was, how fast "
+		       "it could be here, which paths the bytes took and why.",
+	.options = load_options,
+	.run = run_load,
+};

@@ -1,0 +1,727 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The shape of a made-up model; see spec.h.
+ *
+ *	text --> properties --> tensors in the order of the model --> files, sorted --> headers
+ *	JSON file ----------------------------------------------------^
+ *
+ * Files are laid out as the safetensors package does it: the larger kinds of numbers first, then by
+ * name; no holes; a header padded with spaces to a multiple of 8. A model is cut into shards as the
+ * Hugging Face libraries do it: in the order of the model, the next shard where one is full.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <endian.h>
+#include "base/error.h"
+#include "base/text.h"
+#include "options.h"
+#include "spec.h"
+
+#define FILES_MAX 200			/* all are open at the same time */
+#define TENSORS_MAX ((size_t)1 << 20)
+#define HEADER_MAX ((size_t)100000000)	/* more is refused by those who read it */
+
+/* ------------------------------------------------------------------------------ properties -- */
+
+struct properties {
+	uint64_t layers, hidden, intermediate, heads, kv, head_dim, vocab, shards, shard_size;
+	bool qwen3;		/* norms of q and k; otherwise qwen2: biases of q, k and v */
+	bool tied;		/* the embedding is the output as well */
+	uint64_t positions;	/* these three for config.json only */
+	double rope, epsilon;
+};
+
+static const struct properties tiny = {
+	.layers = 2, .hidden = 64, .intermediate = 128, .heads = 4, .kv = 2, .vocab = 256,
+	.shards = 1, .qwen3 = true, .tied = true, .positions = 4096, .rope = 1e6, .epsilon = 1e-6,
+};
+static const struct properties qwen3_600m = {
+	.layers = 28, .hidden = 1024, .intermediate = 3072, .heads = 16, .kv = 8, .head_dim = 128,
+	.vocab = 151936, .shards = 1, .qwen3 = true, .tied = true, .positions = 40960,
+	.rope = 1e6, .epsilon = 1e-6,
+};
+static const struct properties qwen2_7b = {
+	.layers = 28, .hidden = 3584, .intermediate = 18944, .heads = 28, .kv = 4, .head_dim = 128,
+	.vocab = 152064, .shard_size = 4000000000, .positions = 131072, .rope = 1e6,
+	.epsilon = 1e-6,
+};
+
+/* The limits keep every sum of bytes far below 2^63. */
+static const struct property {
+	const char *name;
+	size_t where;
+	uint64_t max;
+} numbers[] = {
+	{ "layers", offsetof(struct properties, layers), 4096 },
+	{ "hidden", offsetof(struct properties, hidden), 1 << 20 },
+	{ "intermediate", offsetof(struct properties, intermediate), 1 << 22 },
+	{ "heads", offsetof(struct properties, heads), 1024 },
+	{ "kv", offsetof(struct properties, kv), 1024 },
+	{ "head-dim", offsetof(struct properties, head_dim), 4096 },
+	{ "vocab", offsetof(struct properties, vocab), 1 << 24 },
+	{ "shards", offsetof(struct properties, shards), FILES_MAX },
+	{ "shard-size", offsetof(struct properties, shard_size), INT64_MAX },
+	{ NULL, 0, 0 },
+};
+
+/* The words that stand alone. */
+static const char *const flags[] = {
+	"0.6b", "7b", "qwen2", "qwen3", "tied", "untied", NULL
+};
+
+static int bad_item(const char *item, struct pen_error *err)
+{
+	const char *near = options_nearest(item, numbers, sizeof(numbers[0]));
+
+	if (!near)
+		near = options_nearest(item, flags, sizeof(flags[0]));
+	error_set(err, -EINVAL, "make", "a model", -1, "'%s' is none of its properties", item);
+	if (near)
+		error_hint(err, "Did you mean %s? See penstock-make-model(1)", near);
+	else
+		error_hint(err, "Write 0.6b, 7b, properties such as layers=4,hidden=256, or a file "
+				"that ends in .json; see penstock-make-model(1)");
+	return -EINVAL;
+}
+
+static int set_flag(struct properties *model, const char *item, bool first, struct pen_error *err)
+{
+	bool known = !strcmp(item, "0.6b") || !strcmp(item, "7b");
+
+	if (known && !first)
+		return error_set(err, -EINVAL, "make", "a model", -1,
+				 "%s must come first: it sets all properties", item);
+	if (known)
+		*model = item[0] == '7' ? qwen2_7b : qwen3_600m;
+	else if (!strncmp(item, "qwen", 4) && (item[4] == '2' || item[4] == '3') && !item[5])
+		model->qwen3 = item[4] == '3';
+	else if (!strcmp(item, "tied") || !strcmp(item, "untied"))
+		model->tied = item[0] == 't';
+	else
+		return bad_item(item, err);
+	return 0;
+}
+
+static int set_number(struct properties *model, const char *name, const char *value,
+		      struct pen_error *err)
+{
+	const struct property *property = numbers;
+	uint64_t number = 0;
+	bool is_size = !strcmp(name, "shard-size");
+	int rc;
+
+	while (property->name && strcmp(property->name, name))
+		property++;
+	if (!property->name)
+		return bad_item(name, err);
+	rc = is_size ? text_to_size(value, &number)
+		     : text_to_number(value, property->max, &number);
+	if (rc || !number || number > property->max)
+		return error_set(err, -EINVAL, "use", name, -1, "'%s' is not a %s from 1 to %llu",
+				 value, is_size ? "size" : "whole number",
+				 (unsigned long long)property->max);
+	*(uint64_t *)((char *)model + property->where) = number;
+	if (is_size)
+		model->shards = 0;	/* the one rules out the other */
+	return 0;
+}
+
+/* What no transformer could be built from. */
+static int check_properties(struct properties *model, struct pen_error *err)
+{
+	if (!model->head_dim && model->hidden % model->heads) {
+		error_set(err, -EINVAL, "make", "a model", -1,
+			  "hidden=%llu cannot be divided among heads=%llu",
+			  (unsigned long long)model->hidden, (unsigned long long)model->heads);
+		error_hint(err, "Choose others, or give head-dim");
+		return -EINVAL;
+	}
+	if (!model->head_dim)
+		model->head_dim = model->hidden / model->heads;
+	if (model->heads % model->kv)
+		return error_set(err, -EINVAL, "make", "a model", -1,
+				 "heads=%llu cannot be divided among kv=%llu",
+				 (unsigned long long)model->heads, (unsigned long long)model->kv);
+	if (model->head_dim % 2)
+		return error_set(err, -EINVAL, "make", "a model", -1,
+				 "the size of a head, %llu, is odd",
+				 (unsigned long long)model->head_dim);
+	return 0;
+}
+
+static int parse_properties(struct properties *model, char *text, struct pen_error *err)
+{
+	int rc = 0;
+	bool first = true;
+
+	*model = tiny;
+	for (char *item = text, *next; item && !rc; item = next, first = false) {
+		char *value;
+
+		next = strchr(item, ',');
+		if (next)
+			*next++ = 0;
+		value = strchr(item, '=');
+		if (value)
+			*value++ = 0;
+		rc = value ? set_number(model, item, value, err)
+			   : set_flag(model, item, first, err);
+	}
+	return rc ? rc : check_properties(model, err);
+}
+
+/* --------------------------------------------------------------------------------- tensors -- */
+
+static int no_memory(struct pen_error *err)
+{
+	return error_sys(err, -ENOMEM, "make", "a model", -1);
+}
+
+/* Room for one more; doubled whenever a power of two is reached. */
+static struct spec_tensor *new_tensor(struct spec *spec)
+{
+	size_t count = spec->tensor_count;
+	struct spec_tensor *grown = spec->tensors;
+
+	if (!(count & (count - 1)))
+		grown = realloc(grown, (count ? 2 * count : 1) * sizeof(*grown));
+	if (!grown)
+		return NULL;
+	spec->tensors = grown;
+	grown += spec->tensor_count++;
+	*grown = (struct spec_tensor){ .name = NULL };
+	return grown;
+}
+
+/* A tensor of the model, of layer `layer` or (-1) of none; `columns` 0: a vector. */
+static int add(struct spec *spec, const char *name, int layer, uint64_t rows, uint64_t columns)
+{
+	struct spec_tensor *tensor = new_tensor(spec);
+	char full[128];
+
+	if (!tensor)
+		return -ENOMEM;
+	if (layer >= 0)
+		snprintf(full, sizeof(full), "model.layers.%d.%s.weight", layer, name);
+	else
+		snprintf(full, sizeof(full), "%s.weight", name);
+	tensor->name = strdup(full);
+	tensor->dtype = PEN_BF16;
+	tensor->rank = columns ? 2 : 1;
+	tensor->shape[0] = rows;
+	tensor->shape[1] = columns;
+	tensor->bytes = 2 * rows * (columns ? columns : 1);
+	return tensor->name ? 0 : -ENOMEM;
+}
+
+/* A projection of the attention; qwen2 has biases. */
+static int add_projection(struct spec *spec, const struct properties *model, const char *name,
+			  int layer, uint64_t rows)
+{
+	int rc = add(spec, name, layer, rows, model->hidden);
+
+	if (rc || model->qwen3)
+		return rc;
+	rc = add(spec, name, layer, rows, 0);
+	if (!rc)
+		strcpy(strrchr(spec->tensors[spec->tensor_count - 1].name, '.'), ".bias");
+	return rc;
+}
+
+static int add_layer(struct spec *spec, const struct properties *model, int layer)
+{
+	uint64_t q = model->heads * model->head_dim, kv = model->kv * model->head_dim;
+	int rc = add_projection(spec, model, "self_attn.q_proj", layer, q);
+
+	if (!rc)
+		rc = add_projection(spec, model, "self_attn.k_proj", layer, kv);
+	if (!rc)
+		rc = add_projection(spec, model, "self_attn.v_proj", layer, kv);
+	if (!rc)
+		rc = add(spec, "self_attn.o_proj", layer, model->hidden, q);
+	if (!rc && model->qwen3)
+		rc = add(spec, "self_attn.q_norm", layer, model->head_dim, 0);
+	if (!rc && model->qwen3)
+		rc = add(spec, "self_attn.k_norm", layer, model->head_dim, 0);
+	if (!rc)
+		rc = add(spec, "mlp.gate_proj", layer, model->intermediate, model->hidden);
+	if (!rc)
+		rc = add(spec, "mlp.up_proj", layer, model->intermediate, model->hidden);
+	if (!rc)
+		rc = add(spec, "mlp.down_proj", layer, model->hidden, model->intermediate);
+	if (!rc)
+		rc = add(spec, "input_layernorm", layer, model->hidden, 0);
+	if (!rc)
+		rc = add(spec, "post_attention_layernorm", layer, model->hidden, 0);
+	return rc;
+}
+
+static int add_tensors(struct spec *spec, const struct properties *model, struct pen_error *err)
+{
+	int rc = add(spec, "model.embed_tokens", -1, model->vocab, model->hidden);
+
+	for (int i = 0; !rc && i < (int)model->layers; i++)
+		rc = add_layer(spec, model, i);
+	if (!rc)
+		rc = add(spec, "model.norm", -1, model->hidden, 0);
+	if (!rc && !model->tied)
+		rc = add(spec, "lm_head", -1, model->vocab, model->hidden);
+	return rc ? no_memory(err) : 0;
+}
+
+/* ---------------------------------------------------------------------------------- shards -- */
+
+/*
+ * Give each tensor its file: the next one where `limit` would be passed. With `exactly`, one also
+ * begins where there are only as many tensors left as files; returns how many there are.
+ */
+static size_t deal_out(struct spec *spec, uint64_t limit, size_t exactly)
+{
+	uint64_t size = 0;
+	size_t file = 0;
+
+	for (size_t i = 0; i < spec->tensor_count; i++) {
+		struct spec_tensor *tensor = &spec->tensors[i];
+		size_t left = spec->tensor_count - i;
+
+		if (i && (size + tensor->bytes > limit || left + file < exactly)) {
+			file++;
+			size = 0;
+		}
+		size += tensor->bytes;
+		tensor->file = file;
+	}
+	return file + 1;
+}
+
+/* The smallest limit that makes no more than `count` files makes them most alike. */
+static uint64_t find_limit(struct spec *spec, size_t count)
+{
+	uint64_t low = 0, high = spec->bytes;
+
+	while (high - low > 1) {
+		uint64_t middle = low + (high - low) / 2;
+
+		if (deal_out(spec, middle, 0) <= count)
+			high = middle;
+		else
+			low = middle;
+	}
+	return high;
+}
+
+static int cut(struct spec *spec, const struct properties *model, struct pen_error *err)
+{
+	size_t count = model->shards;
+
+	for (size_t i = 0; i < spec->tensor_count; i++)
+		spec->bytes += spec->tensors[i].bytes;
+	if (count > spec->tensor_count)
+		return error_set(err, -EINVAL, "use", "shards", -1,
+				 "%zu are more than the %zu tensors", count, spec->tensor_count);
+	if (count)
+		deal_out(spec, find_limit(spec, count), count);
+	else
+		count = deal_out(spec, model->shard_size, 0);
+	if (count > FILES_MAX)
+		return error_set(err, -EINVAL, "use", "shard-size", -1,
+				 "it makes %zu files, and %d are the most", count, FILES_MAX);
+	spec->files = calloc(count, sizeof(spec->files[0]));
+	if (!spec->files)
+		return no_memory(err);
+	spec->file_count = count;
+	for (size_t i = 0; i < count; i++) {
+		char name[64] = "model.safetensors";
+
+		if (count > 1)
+			snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1,
+				 count);
+		spec->files[i].name = strdup(name);
+		if (!spec->files[i].name)
+			return no_memory(err);
+	}
+	return 0;
+}
+
+/* ---------------------------------------------------------------------------------- layout -- */
+
+/* Files as they come; in each the larger kinds of numbers first, then names. */
+static int by_place(const void *left, const void *right)
+{
+	const struct spec_tensor *a = left, *b = right;
+
+	if (a->file != b->file)
+		return a->file < b->file ? -1 : 1;
+	if (a->dtype != b->dtype)
+		return a->dtype > b->dtype ? -1 : 1;
+	return strcmp(a->name, b->name);
+}
+
+static json_t *tensor_json(const struct spec_tensor *tensor, uint64_t from)
+{
+	json_t *object = json_object(), *shape = json_array(), *offsets = json_array();
+
+	for (uint32_t i = 0; i < tensor->rank; i++)
+		json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+	json_array_append_new(offsets, json_integer((json_int_t)from));
+	json_array_append_new(offsets, json_integer((json_int_t)(from + tensor->bytes)));
+	json_object_set_new(object, "dtype", json_string(pen_dtype_name(tensor->dtype)));
+	json_object_set_new(object, "shape", shape);
+	json_object_set_new(object, "data_offsets", offsets);
+	return object;
+}
+
+/* The header of a file as bytes: its length, the JSON, spaces up to a multiple of 8. */
+static int write_header(struct spec_file *file, const json_t *object, struct pen_error *err)
+{
+	char *text = json_dumps(object, JSON_COMPACT);
+	size_t length = text ? strlen(text) : 0, padded = (length + 7) & ~(size_t)7;
+	uint64_t field = htole64(padded);
+
+	if (padded > HEADER_MAX) {
+		free(text);
+		return error_set(err, -EFBIG, "make", file->name, -1,
+				 "its header would have more than 100 MB");
+	}
+	file->header = text ? malloc(8 + padded) : NULL;
+	if (!file->header) {
+		free(text);
+		return no_memory(err);
+	}
+	memcpy(file->header, &field, sizeof(field));
+	memcpy(file->header + 8, text, length);
+	memset(file->header + 8 + length, ' ', padded - length);
+	file->header_size = 8 + padded;
+	free(text);
+	return 0;
+}
+
+/* Place the tensors of a file, the first being `first`; they are sorted. */
+static int lay_out_file(struct spec *spec, size_t number, size_t first, const json_t *metadata,
+			struct pen_error *err)
+{
+	struct spec_file *file = &spec->files[number];
+	struct spec_tensor *tensor = &spec->tensors[first];
+	json_t *header = json_object();
+	uint64_t at = 0;
+	int rc;
+
+	file->first = first;
+	if (metadata && json_object_size(metadata))
+		json_object_set(header, "__metadata__", (json_t *)(uintptr_t)metadata);
+	for (; first + file->count < spec->tensor_count && tensor->file == number; tensor++) {
+		if (json_object_get(header, tensor->name)) {
+			json_decref(header);
+			return error_set(err, -EINVAL, "make", file->name, -1,
+					 "it would have two tensors called '%.100s'", tensor->name);
+		}
+		json_object_set_new(header, tensor->name, tensor_json(tensor, at));
+		tensor->offset = at;
+		at += tensor->bytes;
+		file->count++;
+	}
+	rc = write_header(file, header, err);
+	json_decref(header);
+	file->size = file->header_size + at;
+	for (size_t i = 0; i < file->count; i++)
+		spec->tensors[first + i].offset += file->header_size;
+	return rc;
+}
+
+static int lay_out(struct spec *spec, const json_t *metadata, struct pen_error *err)
+{
+	size_t first = 0;
+	int rc = 0;
+
+	if (spec->tensor_count)
+		qsort(spec->tensors, spec->tensor_count, sizeof(spec->tensors[0]), by_place);
+	for (size_t i = 0; !rc && i < spec->file_count; i++) {
+		rc = lay_out_file(spec, i, first, metadata, err);
+		first += spec->files[i].count;
+	}
+	return rc;
+}
+
+/* -------------------------------------------------------------------- the files beside them -- */
+
+/* A JSON text as people and the Hugging Face libraries write it. */
+static char *pretty(json_t *object)
+{
+	char *text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(9)), *whole = NULL;
+
+	json_decref(object);
+	if (text && asprintf(&whole, "%s\n", text) < 0)
+		whole = NULL;
+	free(text);
+	return whole;
+}
+
+static int make_index(struct spec *spec, struct pen_error *err)
+{
+	json_t *object = json_object(), *metadata = json_object(), *map = json_object();
+
+	for (size_t i = 0; i < spec->tensor_count; i++) {
+		const struct spec_tensor *tensor = &spec->tensors[i];
+		const char *file = spec->files[tensor->file].name;
+
+		if (json_object_get(map, tensor->name)) {
+			error_set(err, -EINVAL, "make", file, -1,
+				  "another file has a tensor called '%.100s', too", tensor->name);
+			json_decref(map);
+			json_decref(metadata);
+			json_decref(object);
+			return -EINVAL;
+		}
+		json_object_set_new(map, tensor->name, json_string(file));
+	}
+	json_object_set_new(metadata, "total_size", json_integer((json_int_t)spec->bytes));
+	json_object_set_new(object, "metadata", metadata);
+	json_object_set_new(object, "weight_map", map);
+	spec->index = pretty(object);
+	return spec->index ? 0 : no_memory(err);
+}
+
+static int make_config(struct spec *spec, const struct properties *model, struct pen_error *err)
+{
+	json_t *object = json_object(), *classes = json_array();
+
+#define SET(name, value) json_object_set_new(object, name, value)
+	json_array_append_new(classes, json_string(model->qwen3 ? "Qwen3ForCausalLM"
+								: "Qwen2ForCausalLM"));
+	SET("architectures", classes);
+	SET("model_type", json_string(model->qwen3 ? "qwen3" : "qwen2"));
+	SET("torch_dtype", json_string("bfloat16"));
+	SET("vocab_size", json_integer((json_int_t)model->vocab));
+	SET("hidden_size", json_integer((json_int_t)model->hidden));
+	SET("intermediate_size", json_integer((json_int_t)model->intermediate));
+	SET("num_hidden_layers", json_integer((json_int_t)model->layers));
+	SET("num_attention_heads", json_integer((json_int_t)model->heads));
+	SET("num_key_value_heads", json_integer((json_int_t)model->kv));
+	SET("head_dim", json_integer((json_int_t)model->head_dim));
+	SET("max_position_embeddings", json_integer((json_int_t)model->positions));
+	SET("hidden_act", json_string("silu"));
+	SET("initializer_range", json_real(0.02));
+	SET("rms_norm_eps", json_real(model->epsilon));
+	SET("rope_theta", json_real(model->rope));
+	SET("attention_bias", json_false());
+	SET("attention_dropout", json_real(0));
+	SET("use_sliding_window", json_false());
+	SET("use_cache", json_true());
+	SET("tie_word_embeddings", json_boolean(model->tied));
+#undef SET
+	spec->config = pretty(object);
+	return spec->config ? 0 : no_memory(err);
+}
+
+static int from_properties(struct spec *spec, const char *text, struct pen_error *err)
+{
+	char *copy = strdup(text);
+	struct properties model;
+	json_t *metadata = json_object();
+	int rc = copy ? parse_properties(&model, copy, err) : no_memory(err);
+
+	json_object_set_new(metadata, "format", json_string("pt"));
+	if (!rc)
+		rc = add_tensors(spec, &model, err);
+	if (!rc)
+		rc = cut(spec, &model, err);
+	if (!rc)
+		rc = lay_out(spec, metadata, err);
+	if (!rc)
+		rc = make_config(spec, &model, err);
+	json_decref(metadata);
+	free(copy);
+	return rc;
+}
+
+/* ------------------------------------------------------------------------------- JSON file -- */
+
+/* A mistake in the file of the user; `what` says where. */
+static int wrong(const char *path, struct pen_error *err, const char *format, ...)
+{
+	char text[200];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	error_set(err, -EINVAL, "use", path, -1, "%s", text);
+	error_hint(err, "penstock-make-model(1) says what it must hold");
+	return -EINVAL;
+}
+
+static int find_dtype(const char *name)
+{
+	for (int dtype = 0; name && dtype < PEN_DTYPES; dtype++)
+		if (!strcmp(name, pen_dtype_name(dtype)))
+			return dtype;
+	return -1;
+}
+
+static int set_shape(struct spec_tensor *tensor, const json_t *shape, const char *path,
+		     struct pen_error *err)
+{
+	uint64_t bits = pen_dtype_bits(tensor->dtype);
+	const json_t *size;
+	size_t i;
+
+	if (!json_is_array(shape) || json_array_size(shape) > SPEC_RANK_MAX)
+		return wrong(path, err, "'%.80s' has no shape of up to %d numbers", tensor->name,
+			     SPEC_RANK_MAX);
+	json_array_foreach(shape, i, size) {
+		if (!json_is_integer(size) || json_integer_value(size) < 0 ||
+		    __builtin_mul_overflow(bits, (uint64_t)json_integer_value(size), &bits) ||
+		    bits > (uint64_t)1 << 56)
+			return wrong(path, err, "the shape of '%.80s' is no size that can be had",
+				     tensor->name);
+		tensor->shape[tensor->rank++] = (uint64_t)json_integer_value(size);
+	}
+	tensor->bytes = bits / 8;
+	return bits % 8 ? wrong(path, err, "'%.80s' does not fill whole bytes", tensor->name) : 0;
+}
+
+static int read_tensor(struct spec *spec, size_t file, const json_t *entry, const char *path,
+		       struct pen_error *err)
+{
+	const char *name = json_string_value(json_object_get(entry, "name"));
+	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	struct spec_tensor *tensor;
+
+	if (!name || !strcmp(name, "__metadata__"))
+		return wrong(path, err, "a tensor has no name");
+	if (spec->tensor_count == TENSORS_MAX)
+		return wrong(path, err, "it has more than %zu tensors", TENSORS_MAX);
+	tensor = new_tensor(spec);
+	if (!tensor)
+		return no_memory(err);
+	tensor->file = file;
+	tensor->name = strdup(name);
+	if (!tensor->name)
+		return no_memory(err);
+	tensor->dtype = find_dtype(dtype);
+	if (tensor->dtype < 0)
+		return wrong(path, err, "the dtype of '%.80s' is none of safetensors'", name);
+	return set_shape(tensor, json_object_get(entry, "shape"), path, err);
+}
+
+static bool plain_name(const char *name)
+{
+	size_t length = name ? strlen(name) : 0;
+	const char *ending = ".safetensors";
+
+	return length > strlen(ending) && length < 200 && !strchr(name, '/') &&
+	       !strcmp(name + length - strlen(ending), ending);
+}
+
+static int read_file(struct spec *spec, size_t number, const json_t *entry, const char *path,
+		     struct pen_error *err)
+{
+	const char *name = json_string_value(json_object_get(entry, "name"));
+	const json_t *tensors = json_object_get(entry, "tensors"), *tensor;
+	size_t i;
+	int rc = 0;
+
+	if (!plain_name(name))
+		return wrong(path, err, "the name of file %zu is no plain NAME.safetensors",
+			     number);
+	for (i = 0; i < number; i++)
+		if (!strcmp(spec->files[i].name, name))
+			return wrong(path, err, "two files are called '%.100s'", name);
+	if (!json_is_array(tensors))
+		return wrong(path, err, "'%.100s' has no list of tensors", name);
+	spec->files[number].name = strdup(name);
+	if (!spec->files[number].name)
+		return no_memory(err);
+	json_array_foreach(tensors, i, tensor) {
+		rc = read_tensor(spec, number, tensor, path, err);
+		if (rc)
+			return rc;
+		spec->bytes += spec->tensors[spec->tensor_count - 1].bytes;
+		if (spec->bytes > (uint64_t)1 << 60)
+			return wrong(path, err, "it is too large");
+	}
+	return 0;
+}
+
+static int read_files(struct spec *spec, const json_t *root, const char *path,
+		      struct pen_error *err)
+{
+	const json_t *files = json_object_get(root, "files"), *file, *value;
+	const json_t *metadata = json_object_get(root, "metadata");
+	const char *key;
+	size_t i;
+	int rc;
+
+	if (!json_is_array(files) || !json_array_size(files) || json_array_size(files) > FILES_MAX)
+		return wrong(path, err, "it has no list of 1 to %d files", FILES_MAX);
+	if (metadata && !json_is_object(metadata))
+		return wrong(path, err, "its metadata is no object");
+	json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
+		if (!json_is_string(value))
+			return wrong(path, err, "the metadata '%.100s' is no text", key);
+	spec->files = calloc(json_array_size(files), sizeof(spec->files[0]));
+	if (!spec->files)
+		return no_memory(err);
+	json_array_foreach(files, i, file) {
+		spec->file_count++;
+		rc = read_file(spec, i, file, path, err);
+		if (rc)
+			return rc;
+	}
+	return lay_out(spec, metadata, err);
+}
+
+static int from_file(struct spec *spec, const char *path, struct pen_error *err)
+{
+	FILE *file = fopen(path, "re");
+	json_error_t problem;
+	json_t *root;
+	int rc;
+
+	if (!file)
+		return error_sys(err, -errno, "open", path, -1);
+	root = json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
+	fclose(file);
+	if (!root)
+		return wrong(path, err, "line %d: %s", problem.line, problem.text);
+	rc = read_files(spec, root, path, err);
+	json_decref(root);
+	return rc;
+}
+
+/* ----------------------------------------------------------------------------------- whole -- */
+
+int spec_init(struct spec *spec, const char *text, struct pen_error *err)
+{
+	size_t length = strlen(text);
+	bool is_file = length > 5 && !strcmp(text + length - 5, ".json");
+	int rc;
+
+	*spec = (struct spec){ .files = NULL };
+	rc = is_file ? from_file(spec, text, err) : from_properties(spec, text, err);
+	if (!rc && spec->file_count > 1)
+		rc = make_index(spec, err);
+	if (rc)
+		spec_fini(spec);
+	return rc;
+}
+
+void spec_fini(struct spec *spec)
+{
+	for (size_t i = 0; i < spec->tensor_count; i++)
+		free(spec->tensors[i].name);
+	for (size_t i = 0; i < spec->file_count; i++) {
+		free(spec->files[i].name);
+		free(spec->files[i].header);
+	}
+	free(spec->tensors);
+	free(spec->files);
+	free(spec->config);
+	free(spec->index);
+	*spec = (struct spec){ .files = NULL };
+}
