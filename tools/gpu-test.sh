@@ -6,6 +6,7 @@
 #
 # - the conform program and tests/gpu, as built in BUILD
 # - tests/gpu/*.py where there is a python3; they skip themselves where torch is absent
+# - tests/python, the suite of the Python package, where there is a pytest
 # - round trips by the command line, both directions, every transfer type, bytes compared
 #
 # The cuFile types (0, 5, 6, 7) need a record of the disk in /run/udev, which containers lack. With
@@ -172,6 +173,29 @@ if command -v python3 >/dev/null; then
 	done
 else
 	skip "gpu: Python" "there is no python3"
+fi
+
+# ----------------------------------------------------------------------------- Python package
+
+# The suite counts for itself; its closing line is "N passed, N failed, N skipped".
+if [ ! -d "$build/python/penstock" ]; then
+	skip "python" "the package is not built; are the headers of Python there?"
+elif ! python3 -c 'import pytest' 2>/dev/null; then
+	skip "python" "there is no pytest"
+else
+	PENSTOCK_PYTHON=$build/python python3 -m pytest -q -p no:cacheprovider -rs \
+		--basetemp="$data/pytest" "$root/tests/python" >out.txt 2>&1 || :
+	counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' out.txt | tail -n 1)
+	if [ -z "$counts" ]; then
+		fail "python: the suite came to no end"
+	else
+		# shellcheck disable=SC2086
+		set -- $counts
+		passed=$((passed + $1)) failed=$((failed + $3)) skipped=$((skipped + $5))
+		grep -E '^(FAILED|ERROR|SKIPPED)' out.txt || :
+		if [ "$3" -gt 0 ]; then sed 's/^/      /' out.txt; fi
+		echo "python: $counts"
+	fi
 fi
 
 # --------------------------------------------------------------------------------- command line

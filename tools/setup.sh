@@ -7,7 +7,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-build="gcc libc6-dev meson ninja-build pkg-config liburing-dev libjansson-dev libxxhash-dev"
+build="gcc libc6-dev meson ninja-build pkg-config liburing-dev libjansson-dev libxxhash-dev
+	python3-dev"
 test="clang libclang-rt-14-dev g++ python3 python3-venv mandoc strace fio util-linux"
 
 wanted=$build

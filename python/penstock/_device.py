@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+"""Names of devices, and the engine's devices behind them, one for each name."""
+from __future__ import annotations
+
+from . import _penstock
+from ._error import refuse
+
+_devices: dict[str, _penstock.Device] = {}
+
+
+def device_name(device) -> str:
+    """The engine's name ("host", "cuda:N") for what people write.
+
+    "cpu", "host", "cuda", "cuda:1", 1, torch.device("cuda", 1) and things with such a text are
+    known. "cuda" alone is torch's current device where torch is in use, else the first.
+    """
+    text = f"cuda:{device}" if type(device) is int else str(device)
+    if text in ("cpu", "host", "host:", "cpu:0"):
+        return "host"
+    if text == "cuda":
+        return f"cuda:{_current_cuda()}"
+    kind, _, number = text.partition(":")
+    if kind != "cuda" or not (number.isascii() and number.isdigit()):
+        raise refuse("open device", text, "there is no device of this name",
+                     "Devices are cpu, cuda and cuda:N, N from 0")
+    return f"cuda:{int(number)}"
+
+
+def _current_cuda() -> int:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch and torch.cuda.is_initialized() else 0
+
+
+def open_device(name: str) -> _penstock.Device:
+    """The engine's device; opened once and kept, so that its pools stay warm."""
+    device = _devices.get(name)
+    if device is None:
+        device = _devices.setdefault(name, _penstock.Device(name))
+    return device

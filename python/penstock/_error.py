@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""What goes wrong, with all that the engine knows about it."""
+from __future__ import annotations
+
+import errno
+import os
+
+
+class Error(OSError):
+    """A transfer, a file or a device failed.
+
+    As for every OSError there are ``errno``, ``strerror`` and ``filename``. Beyond that the error
+    says what was attempted (``operation``) on what (``object``), at which byte (``offset``, None
+    where that means nothing), why (``message``) and what to do about it (``hint``, may be empty).
+    ``domain`` is "errno", "cuda", "cufile" or "format", and ``raw`` the code in that domain.
+
+    Where Python has a class of its own for the cause (FileNotFoundError, PermissionError, ...),
+    the error is one of that class too.
+    """
+
+    code: int
+    domain: str
+    raw: int
+    operation: str
+    object: str
+    offset: int | None
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        """The whole story in one line."""
+        if not hasattr(self, "operation"):
+            return super().__str__()
+        text = f"{self.operation} {self.object}".strip()
+        if self.offset is not None:
+            text += f" at byte {self.offset}"
+        text += f": {self.message}"
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self):
+        """Errors travel between processes with everything they know."""
+        if not hasattr(self, "operation"):
+            return super().__reduce__()
+        return from_engine, (self.code, self.domain, self.raw, self.operation, self.object,
+                             -1 if self.offset is None else self.offset, self.message, self.hint)
+
+
+class _NotFound(Error, FileNotFoundError):
+    pass
+
+
+class _Permission(Error, PermissionError):
+    pass
+
+
+class _Exists(Error, FileExistsError):
+    pass
+
+
+class _IsADirectory(Error, IsADirectoryError):
+    pass
+
+
+class _NotADirectory(Error, NotADirectoryError):
+    pass
+
+
+_classes = {errno.ENOENT: _NotFound, errno.EACCES: _Permission, errno.EPERM: _Permission,
+            errno.EEXIST: _Exists, errno.EISDIR: _IsADirectory, errno.ENOTDIR: _NotADirectory}
+for _class in _classes.values():
+    _class.__name__ = _class.__qualname__ = "Error"
+    _class.__module__ = "penstock"
+
+
+def from_engine(code: int, domain: str, raw: int, operation: str, object: str, offset: int,
+                message: str, hint: str) -> Error:
+    """The exception for an error of the engine; called by the extension module."""
+    kind = _classes.get(-code, Error) if domain == "errno" else Error
+    error = kind(-code, message or os.strerror(-code), object)
+    error.code, error.domain, error.raw = code, domain, raw
+    error.operation, error.object = operation, object
+    error.offset = offset if offset >= 0 else None
+    error.message, error.hint = message, hint
+    return error
+
+
+def refuse(operation: str, object: str, message: str, hint: str = "",
+           code: int = errno.EINVAL) -> Error:
+    """An error that the package itself finds."""
+    return from_engine(-code, "errno", code, operation, object, -1, message, hint)
+
+
+Error.__module__ = "penstock"

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: MIT
+"""What Penstock knows of the frameworks: where their memory is and how to look at it as tensors.
+
+Each class below does the same few things for one framework, on one device:
+
+    allocate(size)                      memory for a whole load -> (owner, address)
+    adopt(memory)                       the same for memory that the engine allocated -> owner
+    view(owner, offset, dtype, shape)   a tensor in it; dtype is an index into DTYPES
+    address(name, tensor, ...)          where an existing tensor of the user's is, after checks
+    convert(target, source)             copy with a change of dtype, on the device
+    stream()                            the stream of the caller that must be honoured, or None
+
+Frameworks are imported when the first tensor is asked for, not before.
+"""
+from __future__ import annotations
+
+from . import _penstock
+from ._device import device_name, open_device
+from ._error import Error, refuse
+
+DTYPES = [name for name, _ in _penstock.DTYPES]
+BITS = [bits for _, bits in _penstock.DTYPES]
+_U8 = DTYPES.index("U8")
+
+#: The default streams as CUDA's driver calls them; the handle 0 means "the default one".
+STREAM_LEGACY = 1
+
+
+def strides_of(shape) -> list[int]:
+    """Of a contiguous tensor, in elements."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return strides[::-1]
+
+
+def import_module(name: str, package: str | None = None):
+    """Import a framework, or say plainly that it is not there."""
+    from importlib import import_module as load
+
+    try:
+        return load(name)
+    except ImportError as error:
+        if error.name not in (name, name.partition(".")[0]):
+            raise
+        raise ImportError(f"framework needs {package or name}, which is not installed: "
+                          f"pip install {package or name}", name=name) from None
+
+
+class Dlpack:
+    """No framework: penstock.Array, for anything that speaks DLPack."""
+
+    name = "dlpack"
+    #: Must the bytes be there before a tensor is made of them?
+    copies = False
+
+    def __init__(self, device):
+        """For tensors on this device."""
+        self.device = device_name(device)
+
+    def engine_device(self) -> _penstock.Device:
+        """The engine's device."""
+        return open_device(self.device)
+
+    def stream(self) -> int | None:
+        """Nobody else's work to wait for."""
+        return None
+
+    def allocate(self, size: int):
+        """Memory of the engine's own."""
+        memory = _penstock.Memory(self.engine_device(), size)
+        return self.adopt(memory), memory.address
+
+    def adopt(self, memory):
+        """The memory itself is the owner."""
+        return memory
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """A window into the memory."""
+        return owner.array(offset, dtype, shape)
+
+    def dtype(self, index: int):
+        """The framework's own dtype, or an error that names it."""
+        return index
+
+    def check(self, name: str, dtype: int) -> None:
+        """Can a tensor of this dtype be made? Asked before anything is read."""
+        try:
+            self.dtype(dtype)
+        except Error as error:
+            raise refuse("load", name, f"it is {DTYPES[dtype]}, and {error.message}",
+                         error.hint) from None
+
+    def address(self, name: str, tensor, dtype: int, shape):
+        """Arrays of others are not filled in this way; File.read() does that."""
+        raise refuse("load into", name, f"into= is not possible with framework {self.name!r}",
+                     "Use framework 'pt', 'np' or 'cupy'")
+
+    def dtype_index(self, dtype) -> int:
+        """Which of DTYPES a user's dtype is."""
+        raise refuse("convert to", str(dtype),
+                     f"dtype= is not possible with framework {self.name!r}",
+                     "Use framework 'pt', 'np' or 'cupy', or convert afterwards")
+
+
+class Torch(Dlpack):
+    """torch.Tensor. GPU memory comes from torch's own allocator, so torch knows about it."""
+
+    name = "pt"
+    _names = {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16",
+        "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16",
+        "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+        "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F4": "float4_e2m1fn_x2",
+    }
+
+    def __init__(self, device):
+        """For tensors on this device."""
+        self.torch = import_module("torch")
+        super().__init__(device)
+        self.on_gpu = self.device != "host"
+        self.torch_device = self.torch.device(self.device if self.on_gpu else "cpu")
+        self._dtypes: dict[int, object] = {}
+
+    def dtype(self, index: int):
+        """torch's dtype, or an error that names it."""
+        dtype = self._dtypes.get(index)
+        if dtype is None:
+            dtype = getattr(self.torch, self._names.get(DTYPES[index], ""), None)
+            if dtype is None:
+                raise refuse("make a tensor of", DTYPES[index], "torch has no such dtype here",
+                             "Use framework='dlpack', or a newer torch")
+            self._dtypes[index] = dtype
+        return dtype
+
+    def stream(self) -> int | None:
+        """torch's current stream: what it still has to do with the memory comes first."""
+        if not self.on_gpu:
+            return None
+        return self.torch.cuda.current_stream(self.torch_device).cuda_stream or STREAM_LEGACY
+
+    def allocate(self, size: int):
+        """From torch on a GPU; from the engine on the host, whose huge pages make reads faster."""
+        if not self.on_gpu:
+            return super().allocate(size)
+        try:
+            owner = self.torch.empty(size, dtype=self.torch.uint8, device=self.torch_device)
+        except (RuntimeError, AssertionError) as error:
+            # torch says in its own words what it lacks: no GPU, no driver, built without CUDA.
+            if isinstance(error, self.torch.OutOfMemoryError):
+                raise
+            raise refuse("allocate memory on", self.device, str(error).split("\n", 1)[0],
+                         "Is there a GPU, and a torch built for it? device='cpu' needs none"
+                         ) from error
+        return owner, owner.data_ptr()
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """A tensor with a storage of its own that reaches exactly over its bytes. So one weight
+        that is saved is saved alone, no code takes two weights for one, and autograd does not
+        take a change of one for a change of all. DLPack does that, without a copy."""
+        tensor = self.torch.empty(0, dtype=self.dtype(dtype), device=self.torch_device)
+        if BITS[dtype] == 4:
+            shape = self._packed(shape)
+        size = tensor.element_size()
+        for length in shape:
+            size *= length
+        if not size:
+            return tensor.reshape(shape)
+        if isinstance(owner, self.torch.Tensor):
+            capsule = self.torch.utils.dlpack.to_dlpack(owner[offset:offset + size])
+        else:
+            capsule = owner.array(offset, _U8, (size,)).__dlpack__()
+        storage = self.torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+        return tensor.set_(storage, 0, shape, strides_of(shape))
+
+    @staticmethod
+    def _packed(shape) -> tuple:
+        """Two 4-bit numbers share a byte, and torch counts bytes."""
+        if not shape or shape[-1] % 2:
+            raise refuse("make a tensor of", "F4", f"its last dimension is odd: {tuple(shape)}",
+                         "Use framework='dlpack'")
+        return (*shape[:-1], shape[-1] // 2)
+
+    def address(self, name: str, tensor, dtype: int, shape):
+        """Of a tensor of the user's that can take the bytes as they are."""
+        def wrong(message: str, hint: str = ""):
+            return refuse("load into", name, message, hint)
+
+        if not isinstance(tensor, self.torch.Tensor):
+            raise wrong(f"a {type(tensor).__name__} is no torch tensor")
+        if str(tensor.device) not in (self.device, str(self.torch_device)):
+            raise wrong(f"the tensor is on {tensor.device}, the load goes to {self.device}",
+                        f"Load with device={str(tensor.device)!r}")
+        expected = self._packed(shape) if BITS[dtype] == 4 else tuple(shape)
+        if tuple(tensor.shape) != expected:
+            raise wrong(f"the tensor has shape {tuple(tensor.shape)}, the file {expected}")
+        if tensor.dtype != self.dtype(dtype):
+            raise wrong(f"the tensor is {tensor.dtype}, the file has {DTYPES[dtype]}",
+                        f"Pass dtype={tensor.dtype} to have it converted")
+        if not tensor.is_contiguous():
+            raise wrong("the tensor is not contiguous", "Make it so with .contiguous()")
+        return tensor.data_ptr()
+
+    def dtype_index(self, dtype) -> int:
+        """From torch.float16, "float16" or "F16"."""
+        name = str(dtype).removeprefix("torch.")
+        for ours, theirs in self._names.items():
+            if name in (theirs, ours):
+                return DTYPES.index(ours)
+        raise refuse("convert to", name, "there is no such dtype", "Take torch.bfloat16 or so")
+
+    def convert(self, target, source) -> None:
+        """On the device, queued on the caller's stream."""
+        with self.torch.no_grad():
+            target.copy_(source)
+
+
+class Numpy(Dlpack):
+    """numpy.ndarray, on the host. bfloat16 and the 8-bit floats come from ml_dtypes."""
+
+    name = "np"
+    _plain = {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16",
+        "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16",
+        "F32": "float32", "F64": "float64", "C64": "complex64",
+    }
+    _extra = {
+        "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+        "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    }
+
+    def __init__(self, device):
+        """For arrays on this device."""
+        self.numpy = import_module("numpy")
+        super().__init__(device)
+        self._check_device()
+
+    def _check_device(self) -> None:
+        if self.device != "host":
+            raise refuse("load to", self.device, "numpy arrays are in host memory",
+                         "Use device='cpu', or framework='cupy' for a GPU")
+
+    def dtype(self, index: int):
+        """numpy's dtype, or an error that names it."""
+        name = DTYPES[index]
+        if name in self._plain:
+            return self.numpy.dtype(self._plain[name])
+        if name in self._extra:
+            try:
+                import ml_dtypes
+            except ImportError:
+                raise refuse("make an array of", name, "numpy itself has no such dtype",
+                             "pip install ml_dtypes, or use framework='pt'") from None
+            return self.numpy.dtype(getattr(ml_dtypes, self._extra[name]))
+        raise refuse("make an array of", name, "numpy has no such dtype",
+                     "Use framework='dlpack'")
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """Through the buffer protocol, without a copy; the array keeps the memory."""
+        kind = self.dtype(dtype)
+        count = 1
+        for length in shape:
+            count *= length
+        raw = owner.array(offset, _U8, (count * BITS[dtype] // 8,))
+        return self.numpy.frombuffer(raw, self.numpy.uint8).view(kind).reshape(shape)
+
+    def _on_device(self, array) -> bool:
+        return isinstance(array, self.numpy.ndarray)
+
+    def _pointer(self, array) -> int:
+        return array.ctypes.data
+
+    def address(self, name: str, tensor, dtype: int, shape):
+        """Of an array of the user's that can take the bytes as they are."""
+        if not self._on_device(tensor):
+            raise refuse("load into", name, f"a {type(tensor).__name__} is no array on "
+                         f"{self.device}")
+        if tensor.dtype != self.dtype(dtype) or tuple(tensor.shape) != tuple(shape):
+            raise refuse("load into", name, f"the array is {tensor.dtype} {tensor.shape}, the "
+                         f"file {DTYPES[dtype]} {tuple(shape)}")
+        if not tensor.flags.c_contiguous or not getattr(tensor.flags, "writeable", True):
+            raise refuse("load into", name, "the array is not contiguous and writable")
+        return self._pointer(tensor)
+
+    def dtype_index(self, dtype) -> int:
+        """From numpy.float16, "float16" or "F16"."""
+        names = {**self._plain, **self._extra}
+        if str(dtype) in names:
+            return DTYPES.index(str(dtype))
+        for ours, theirs in names.items():
+            if theirs in (str(dtype), getattr(dtype, "__name__", None)):
+                return DTYPES.index(ours)
+        raise refuse("convert to", str(dtype), "there is no such dtype")
+
+    def convert(self, target, source) -> None:
+        """Element by element."""
+        target[...] = source
+
+
+class Cupy(Numpy):
+    """cupy.ndarray, on a GPU."""
+
+    name = "cupy"
+
+    def __init__(self, device):
+        """For arrays on this GPU."""
+        self.cupy = import_module("cupy", "cupy-cuda13x")
+        super().__init__(device)
+
+    def _check_device(self) -> None:
+        if self.device == "host":
+            raise refuse("load to", self.device, "CuPy arrays are in GPU memory",
+                         "Use device='cuda:0', or framework='np' for the host")
+        self.gpu = self.cupy.cuda.Device(int(self.device.partition(":")[2]))
+
+    def stream(self) -> int | None:
+        """CuPy's current stream."""
+        with self.gpu:
+            return self.cupy.cuda.get_current_stream().ptr or STREAM_LEGACY
+
+    def allocate(self, size: int):
+        """From CuPy's own pool."""
+        with self.gpu:
+            owner = self.cupy.empty(size, self.cupy.uint8)
+        return owner, owner.data.ptr
+
+    def adopt(self, memory):
+        """Through DLPack, without a copy."""
+        return self.cupy.from_dlpack(memory.array(0, _U8, (memory.size,)))
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """A slice of the owner, seen with another dtype."""
+        size = BITS[dtype] // 8
+        for length in shape:
+            size *= length
+        with self.gpu:
+            return owner[offset:offset + size].view(self.dtype(dtype)).reshape(shape)
+
+    def _on_device(self, array) -> bool:
+        return isinstance(array, self.cupy.ndarray) and array.device == self.gpu
+
+    def _pointer(self, array) -> int:
+        return array.data.ptr
+
+    def convert(self, target, source) -> None:
+        """On the GPU."""
+        with self.gpu:
+            target[...] = source.astype(target.dtype)
+
+
+class Jax(Dlpack):
+    """jax.Array, through DLPack."""
+
+    name = "jax"
+    copies = True
+
+    def __init__(self, device):
+        """For arrays on this device."""
+        self.jax = import_module("jax")
+        super().__init__(device)
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """Looks at the engine's memory; 64-bit numbers need jax_enable_x64, as always in JAX."""
+        kind = self.dtype(dtype)
+        if kind is None:
+            return self.jax.dlpack.from_dlpack(owner.array(offset, dtype, shape))
+        raw = self.jax.dlpack.from_dlpack(owner.array(offset, _U8, shape))
+        return self.jax.lax.bitcast_convert_type(raw, kind)
+
+    def dtype(self, index: int):
+        """None where DLPack carries it; else what its bytes are to be taken for."""
+        name = DTYPES[index]
+        if BITS[index] < 8:
+            raise refuse("make an array of", name, "JAX cannot look at packed numbers",
+                         "Use framework='dlpack'")
+        if not name.startswith("F8"):
+            return None
+        kind = getattr(self.jax.numpy, Numpy._extra[name], None)
+        if kind is None:
+            raise refuse("make an array of", name, "this JAX has no such dtype")
+        return kind
+
+
+_adapters = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy,
+             "cupy": Cupy, "jax": Jax, "flax": Jax, "dlpack": Dlpack}
+
+
+def adapter(framework: str, device) -> Dlpack:
+    """The class for a framework's name, on a device."""
+    kind = _adapters.get(framework)
+    if kind is None:
+        raise refuse("use framework", str(framework), "it is not known",
+                     "Take 'pt', 'np', 'cupy', 'jax' or 'dlpack'")
+    return kind(device)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: MIT
+"""Loading: choose tensors, lay them out, start a job, look at the memory.
+
+One load is one job of the engine, with two exceptions. ``stream`` cuts a model into groups, so that
+tensors that were used can go while others come; and tensors that are converted pass through
+a small buffer in the file's dtype, group by group.
+"""
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from . import _penstock, _prefetch, _report
+from ._choose import Choice, choose, open_model, tensors_of
+from ._error import refuse
+from ._frameworks import BITS, DTYPES, Dlpack, adapter
+from ._progress import Bar, wait
+
+#: Bytes of one group of tensors that are converted; two groups are under way.
+_CONVERT_GROUP = 128 << 20
+_ALIGN = 256
+
+
+class _Moves:
+    """The options that every call takes, as the engine wants them."""
+
+    def __init__(self, transfer, memory_limit: int | None, progress: bool, share: int = 1):
+        """`share`: how many jobs run at the same time and have to share the memory limit."""
+        if memory_limit is None:
+            memory_limit = 128 << 20
+        self.transfer = _penstock.transfer_type(transfer)
+        self.memory_limit = memory_limit // share
+        self.progress = progress
+        self.reports: list[dict] = []
+        self.started = time.perf_counter()
+
+    def wait(self, job, label: str) -> None:
+        """Until it has ended well."""
+        self.reports.append(wait(job, label, self.progress))
+
+    def keep_report(self, device: str) -> None:
+        """For last_report()."""
+        if len(self.reports) == 1:
+            _report.keep(self.reports[0])
+        else:
+            seconds = time.perf_counter() - self.started
+            _report.keep(_report.merge(self.reports, seconds, device))
+
+
+def _round_up(size: int) -> int:
+    return max((size + _ALIGN - 1) // _ALIGN * _ALIGN, _ALIGN)
+
+
+def _label(path) -> str:
+    return os.path.basename(os.path.normpath(os.fspath(path)))
+
+
+def _is_floating(dtype: int) -> bool:
+    return DTYPES[dtype][0] in "BF" and DTYPES[dtype] != "BOOL"
+
+
+def _to_convert(choices: list[Choice], target: Dlpack, dtype, into) -> _Conversion:
+    """Which tensors are floating ones of another dtype than is wanted."""
+    if dtype is None:
+        return _Conversion(target, None, [], into)
+    wanted = target.dtype_index(dtype)
+    if not _is_floating(wanted):
+        raise refuse("convert to", str(dtype), "floating tensors are converted to floating dtypes")
+    return _Conversion(target, wanted, [choice for choice in choices
+                                        if choice.tensor.dtype != wanted
+                                        and _is_floating(choice.tensor.dtype)], into)
+
+
+def _groups(choices: list[Choice], limit: int) -> list[list[Choice]]:
+    """Neighbours together, each group up to `limit` bytes; a larger tensor is alone in one."""
+    groups: list[list[Choice]] = []
+    room = 0
+    for choice in choices:
+        size = _round_up(_bytes(choice, choice.tensor.dtype))
+        if not groups or room < size:
+            groups.append([])
+            room = limit
+        groups[-1].append(choice)
+        room -= size
+    return groups
+
+
+def _bytes(choice: Choice, dtype: int) -> int:
+    count = 1
+    for length in choice.shape:
+        count *= length
+    return (count * BITS[dtype] + 7) // 8
+
+
+class _Group:
+    """Tensors that one job loads: where they go, and how they are looked at afterwards."""
+
+    def __init__(self, model, choices: list[Choice], target: Dlpack, arena: bool, into=None):
+        """Allocates what is not there yet: one piece for all, or one for each."""
+        self.choices, self.target, self.into = choices, target, into
+        for choice in choices:
+            target.check(choice.tensor.name, choice.tensor.dtype)
+        self.selection = model.select([choice.as_tuple() for choice in choices])
+        offsets = self.selection.offsets()
+        if into is not None:
+            self.places = None
+            self.where = [target.address(c.tensor.name, into[c.tensor.name], c.tensor.dtype,
+                                         c.shape) if size else 0
+                          for c, (_, size) in zip(choices, offsets)]
+        elif arena:
+            owner, self.where = target.allocate(_round_up(self.selection.total))
+            self.places = [(owner, offset) for offset, _ in offsets]
+        else:
+            made = [target.allocate(_round_up(size)) for _, size in offsets]
+            self.where = [address for _, address in made]
+            self.places = [(owner, 0) for owner, _ in made]
+
+    def start(self, moves: _Moves, tags: bool = False):
+        """The job; it keeps the memory."""
+        return self.selection.load(self.target.engine_device(), self.where,
+                                   self.places or self.into, tags, moves.transfer,
+                                   moves.memory_limit, self.target.stream())
+
+    def tensor(self, at: int) -> Any:
+        """One of them."""
+        choice = self.choices[at]
+        if self.places is None:
+            return self.into[choice.tensor.name]
+        return self.target.view(*self.places[at], choice.tensor.dtype, choice.shape)
+
+    def tensors(self) -> dict[str, Any]:
+        """All of them, by name."""
+        return {choice.tensor.name: self.tensor(at) for at, choice in enumerate(self.choices)}
+
+
+def _load_plain(model, choices: list[Choice], target: Dlpack, into, arena: bool, moves: _Moves,
+                label: str) -> dict[str, Any]:
+    """Everything in one job, straight to its place; tensors are made while it runs."""
+    group = _Group(model, choices, target, arena, into)
+    job = group.start(moves)
+    found = group.tensors() if not target.copies else None
+    moves.wait(job, label)
+    return group.tensors() if found is None else found
+
+
+class _Conversion:
+    """Where tensors go that come in another dtype than they shall have."""
+
+    def __init__(self, target: Dlpack, dtype: int | None, choices: list[Choice], into):
+        """`choices` are those that are concerned."""
+        self.target, self.dtype, self.into = target, dtype, into
+        self.names = {choice.tensor.name for choice in choices}
+        for choice in choices if into is not None else ():
+            target.address(choice.tensor.name, into[choice.tensor.name], dtype, choice.shape)
+
+    def apply(self, choice: Choice, tensor: Any) -> Any:
+        """The tensor, converted if it has to be."""
+        name = choice.tensor.name
+        if name not in self.names:
+            return tensor
+        if self.into is not None:
+            result = self.into[name]
+        else:
+            owner, _ = self.target.allocate(_round_up(_bytes(choice, self.dtype)))
+            result = self.target.view(owner, 0, self.dtype, choice.shape)
+        self.target.convert(result, tensor)
+        return result
+
+    def split(self, choices: list[Choice]) -> tuple[list[Choice], list[Choice]]:
+        """Those that stay as they are, and those that are converted."""
+        return ([c for c in choices if c.tensor.name not in self.names],
+                [c for c in choices if c.tensor.name in self.names])
+
+
+def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label: str):
+    """Load group after group, two at a time; yields (choice, tensor) as they land."""
+    waiting, running = deque(groups), deque()
+    bar = Bar(label) if moves.progress else None
+    total = sum(_bytes(c, c.tensor.dtype) for group in groups for c in group)
+    done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < 2:
+                group = _Group(model, waiting.popleft(), target, arena, into)
+                running.append((group.start(moves, tags=True), group))
+            job, group = running[0]
+            tags = job.landed()
+            while tags:
+                for tag in tags:
+                    choice = group.choices[tag]
+                    done += _bytes(choice, choice.tensor.dtype)
+                    yield choice, group.tensor(tag)
+                if bar:
+                    bar.show(done, total, time.perf_counter() - moves.started)
+                tags = job.landed()
+            moves.reports.append(job.wait())
+            running.popleft()
+            del job, group
+    finally:
+        if bar:
+            bar.end()
+        for job, _ in running:
+            job.cancel()
+
+
+def _load_converted(model, choices: list[Choice], target: Dlpack, conversion: _Conversion,
+                    moves: _Moves, label: str) -> dict[str, Any]:
+    """Group by group through a buffer, converted on the device into the final tensors."""
+    groups = _groups(choices, _CONVERT_GROUP)
+    return {choice.tensor.name: conversion.apply(choice, tensor)
+            for choice, tensor in _run(model, groups, target, None, True, moves, label)}
+
+
+def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
+               keys: str | Iterable[str] | Callable[[str], bool] | None = None,
+               slices: Mapping[str, Any] | None = None, dtype: Any = None,
+               into: Mapping[str, Any] | None = None, arena: bool = True,
+               transfer: str | int = "auto", memory_limit: int | None = None,
+               progress: bool = False) -> dict[str, Any]:
+    """Load the tensors of a model: a safetensors file, a folder of shards, or an index file.
+
+    ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device. ``framework`` says what the
+    tensors are: "pt" (torch), "np" (numpy), "cupy", "jax" or "dlpack" (penstock.Array).
+
+    ``keys`` (a glob, names and globs, or a function of the name) picks tensors. ``slices`` maps
+    names to what one would write in brackets, ``{"w": (slice(0, 512),)}``: only those bytes are
+    read. ``dtype`` converts floating tensors on the device. ``into`` maps names to existing tensors
+    that are filled in place; only these are loaded.
+
+    With ``arena`` all tensors of the call lie in one allocation, which is freed when the last of
+    them goes; ``arena=False`` gives each its own.
+
+    ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
+    most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
+    ``last_report()``. Work queued on the current stream afterwards sees the bytes.
+    """
+    moves = _Moves(transfer, memory_limit, progress)
+    target = adapter(framework, device)
+    label = _label(path)
+    if slices is None and into is None and dtype is None and arena:
+        ready = _prefetch.take(path, target.device)
+        if ready is not None:
+            return _join(ready, target, keys, moves, label)
+    else:
+        _prefetch.drop(path, target.device)
+    model = open_model(path)
+    choices = choose(tensors_of(model), keys, slices, into)
+    conversion = _to_convert(choices, target, dtype, into)
+    plain, converted = conversion.split(choices)
+    if not converted:
+        found = _load_plain(model, choices, target, into, arena, moves, label)
+    else:
+        found = _load_plain(model, plain, target, into, arena, moves, label) if plain else {}
+        moves.memory_limit //= 2
+        found.update(_load_converted(model, converted, target, conversion, moves, label))
+        found = {choice.tensor.name: found[choice.tensor.name] for choice in choices}
+    moves.keep_report(target.device)
+    return found
+
+
+def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, Any]:
+    """The rest of what prefetch() began."""
+    choices = choose(ready.tensors(), keys, None, None)
+    moves.wait(ready.job, label)
+    owner = target.adopt(ready.job.memory())
+    moves.keep_report(target.device)
+    return {c.tensor.name: target.view(owner, ready.offsets[c.tensor.index][0], c.tensor.dtype,
+                                       c.shape) for c in choices}
+
+
+def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
+              keys: str | Iterable[str] | Callable[[str], bool] | None = None,
+              slices: Mapping[str, Any] | None = None, dtype: Any = None,
+              into: Mapping[str, Any] | None = None, arena: bool = True,
+              transfer: str | int = "auto", memory_limit: int | None = None,
+              progress: bool = False) -> dict[str, Any]:
+    """Load a safetensors file: a drop-in for ``safetensors.torch.load_file``.
+
+    The tensors are the same bit for bit. All further arguments are those of load_model().
+    """
+    return load_model(filename, device, framework=framework, keys=keys, slices=slices, dtype=dtype,
+                      into=into, arena=arena, transfer=transfer, memory_limit=memory_limit,
+                      progress=progress)
+
+
+def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
+           keys: str | Iterable[str] | Callable[[str], bool] | None = None,
+           slices: Mapping[str, Any] | None = None, dtype: Any = None,
+           into: Mapping[str, Any] | None = None, window: int = 2 << 30,
+           transfer: str | int = "auto", memory_limit: int | None = None,
+           progress: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) as the tensors of a model land, each once.
+
+    The model is read in groups of neighbours of at most half of ``window`` bytes, two at a time, so
+    that device memory holds little more than the window and what the caller keeps. The tensors
+    of a group come in the order in which they land, and share an allocation that is freed
+    when the last of them goes. Stopping early stops the reading.
+
+    The other arguments are those of load_model(). That a file was changed while it was read is
+    known, and raised, at the end of its group.
+    """
+    if window <= 0:
+        raise ValueError(f"window is a number of bytes above 0, not {window}")
+    moves = _Moves(transfer, memory_limit, progress, share=2)
+    target = adapter(framework, device)
+    _prefetch.drop(path, target.device)
+    model = open_model(path)
+    choices = choose(tensors_of(model), keys, slices, into)
+    conversion = _to_convert(choices, target, dtype, into)
+    return _stream(model, choices, target, into, conversion, window, moves, _label(path))
+
+
+def _stream(model, choices, target, into, conversion, window, moves, label):
+    """The generator behind stream(); what is wrong with the arguments is raised before it."""
+    plain, converted = conversion.split(choices)
+    limit = max(window // 2, 1)
+    for choice, tensor in _run(model, _groups(plain, limit), target, into, True, moves, label):
+        yield choice.tensor.name, tensor
+        del tensor
+    for choice, tensor in _run(model, _groups(converted, limit), target, None, True, moves, label):
+        yield choice.tensor.name, conversion.apply(choice, tensor)
+        del tensor
+    moves.keep_report(target.device)

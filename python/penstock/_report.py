@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""What a call did: which paths the bytes took, how many, how long, and why."""
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+
+Path = namedtuple("Path", "path bytes reason")
+Path.__doc__ = "A way that carried bytes, or one that could not be had, and why."
+
+_SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries")
+_LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
+            "latency_us_p99", "latency_us_max")
+
+
+class Report:
+    """The report of one call; ``print(report)`` is for people, ``as_dict()`` for programs.
+
+    ``bytes`` arrived in memory (or in the file), ``storage_bytes`` crossed the store;
+    ``seconds`` is wall time, of which ``setup_seconds`` passed before the device could take its
+    first byte; ``cpu_seconds`` is what the threads that moved bytes used; ``pinned_bytes`` the most
+    staging memory held at once. ``paths`` carried the bytes, ``refused`` are better paths that
+    could not be had; both are lists of Path(path, bytes, reason).
+    """
+
+    bytes: int
+    storage_bytes: int
+    seconds: float
+    setup_seconds: float
+    gb_per_s: float
+    cpu_seconds: float
+    pinned_bytes: int
+    device: str
+    lanes: int
+    requests: int
+    retries: int
+    request_size: int
+    depth: int
+    latency_us_p50: float
+    latency_us_p95: float
+    latency_us_p99: float
+    latency_us_max: float
+    paths: list[Path]
+    refused: list[Path]
+
+    def __init__(self, fields: dict):
+        """From the dict that the engine gives."""
+        self.__dict__.update(fields)
+        self.paths = [Path(*path) for path in fields["paths"]]
+        self.refused = [Path(*path) for path in fields["refused"]]
+
+    def as_dict(self) -> dict:
+        """Plain numbers, texts and lists, ready for JSON."""
+        fields = dict(self.__dict__)
+        for name in ("paths", "refused"):
+            fields[name] = [path._asdict() for path in fields[name]]
+        return fields
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        lines = [f"{self.bytes / 1e9:.3f} GB in {self.seconds:.3f} s, {self.gb_per_s:.2f} GB/s "
+                 f"to or from {self.device}; {self.cpu_seconds:.2f} s of CPU, "
+                 f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
+        lines += [f"  {p.path}: {p.bytes / 1e9:.3f} GB ({p.reason})" for p in self.paths]
+        lines += [f"  not {p.path}: {p.reason}" for p in self.refused]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<penstock.Report {self.bytes} bytes in {self.seconds:.6f} s>"
+
+
+def merge(reports: list[dict], seconds: float, device: str) -> dict:
+    """One report for a call that took several jobs."""
+    merged = {name: sum(r[name] for r in reports) for name in _SUMS}
+    for name in _LARGEST:
+        merged[name] = max((r[name] for r in reports), default=0)
+    for name in ("paths", "refused"):
+        found: dict[tuple[str, str], int] = {}
+        for report in reports:
+            for path, count, reason in report[name]:
+                found[path, reason] = found.get((path, reason), 0) + count
+        merged[name] = [(path, count, reason) for (path, reason), count in found.items()]
+    merged["device"] = device
+    merged["seconds"] = seconds
+    merged["setup_seconds"] = reports[0]["setup_seconds"] if reports else 0.0
+    merged["gb_per_s"] = merged["bytes"] / seconds / 1e9 if seconds > 0 else 0.0
+    return merged
+
+
+_last = threading.local()
+
+
+def keep(fields: dict) -> None:
+    """Make this the last report of the calling thread."""
+    _last.report = Report(fields)
+
+
+def last_report() -> Report | None:
+    """What the last call of this thread did; None if there was none."""
+    return getattr(_last, "report", None)

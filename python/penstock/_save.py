@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Saving safetensors files, byte for byte as the safetensors package writes them."""
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from . import _penstock, _report
+from ._device import device_name, open_device
+from ._error import refuse
+from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch
+from ._progress import wait
+
+_WRITE = 2
+
+
+class _Piece:
+    """A tensor to be written: what it is and where its bytes are."""
+
+    def __init__(self, name: str, tensor: Any):
+        """Looks at a torch tensor or a numpy array; refuses what safetensors refuses."""
+        if not isinstance(name, str):
+            raise TypeError(f"names are texts; {name!r} is not")
+        if name == "__metadata__":
+            raise ValueError("the format keeps the name __metadata__ for itself")
+        self.name, self.tensor, self.stream = name, tensor, None
+        module = type(tensor).__module__.partition(".")[0]
+        if _is_torch(tensor):
+            self._from_torch(tensor)
+        elif module == "numpy":
+            self._from_numpy(tensor)
+        else:
+            raise ValueError(f"Key `{name}` is invalid, expected a torch.Tensor or a numpy array "
+                             f"but received {type(tensor)}")
+
+    def _from_torch(self, tensor) -> None:
+        import torch
+
+        if tensor.layout != torch.strided:
+            raise ValueError(f"You are trying to save a sparse tensor: `{self.name}` which this "
+                             "library does not support; make it dense with .to_dense() first")
+        if not tensor.is_contiguous():
+            raise ValueError(f"You are trying to save a non contiguous tensor: `{self.name}`; "
+                             "call .contiguous() on it first")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        names = {theirs: ours for ours, theirs in Torch._names.items()}
+        if kind not in names:
+            raise refuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}")
+        self.dtype = DTYPES.index(names[kind])
+        self.shape = list(tensor.shape)
+        if names[kind] == "F4" and self.shape:
+            self.shape[-1] *= 2
+        self.nbytes = tensor.numel() * tensor.element_size()
+        self.address = tensor.data_ptr()
+        self.device = device_name(tensor.device)
+        if self.device != "host":
+            self.stream = torch.cuda.current_stream(tensor.device).cuda_stream or STREAM_LEGACY
+
+    def _from_numpy(self, array) -> None:
+        import numpy
+
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        self.tensor = array = numpy.ascontiguousarray(array)
+        names = {theirs: ours for ours, theirs in {**Numpy._plain, **Numpy._extra}.items()}
+        if array.dtype.name not in names:
+            raise refuse("save", self.name, f"safetensors has no dtype for {array.dtype}")
+        self.dtype = DTYPES.index(names[array.dtype.name])
+        self.shape = list(array.shape)
+        self.nbytes = array.nbytes
+        self.address = array.ctypes.data
+        self.device = "host"
+
+
+def _is_torch(tensor) -> bool:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _check_shared(pieces: list[_Piece]) -> None:
+    """Tensors that share bytes would be written twice, and come back as two."""
+    spans = sorted((p.device, p.address, p.nbytes, p.name) for p in pieces if p.nbytes)
+    for before, after in zip(spans, spans[1:]):
+        if before[0] == after[0] and before[1] + before[2] > after[1]:
+            raise RuntimeError(
+                f"Some tensors share memory, this will lead to duplicate memory on disk and "
+                f"potential differences when loading them again: {{{before[3]!r}, {after[3]!r}}}. "
+                "Save one of them only, or a .clone()")
+
+
+def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
+    table: dict[str, Any] = {}
+    if metadata is not None:
+        if not isinstance(metadata, Mapping):
+            raise TypeError(f"metadata is a dict of str to str, not a {type(metadata).__name__}")
+        for key, value in metadata.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError(f"metadata is a dict of str to str; {key!r} is not")
+        table["__metadata__"] = dict(metadata)
+    offset = 0
+    for piece in pieces:
+        table[piece.name] = {"dtype": DTYPES[piece.dtype], "shape": piece.shape,
+                             "data_offsets": [offset, offset + piece.nbytes]}
+        offset += piece.nbytes
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
+              metadata: Mapping[str, str] | None = None, *, transfer: str | int = "auto",
+              memory_limit: int | None = None, progress: bool = False) -> None:
+    """Save tensors as a safetensors file: a drop-in for ``safetensors.torch.save_file``.
+
+    The file holds the same bytes that safetensors would write. It appears under its name only when
+    it is complete and durable; until then, and after any error, what was there before stays.
+    Tensors may be torch tensors on any device, or numpy arrays.
+    """
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    kind = _penstock.transfer_type(transfer)
+    pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
+    _check_shared(pieces)
+    # The largest alignment first, then by name: the order that safetensors has.
+    pieces.sort(key=lambda piece: (-piece.dtype, piece.name))
+    header = _header(pieces, metadata)
+    size = len(header) + sum(piece.nbytes for piece in pieces)
+    target = _penstock.Object(os.fspath(filename), _WRITE, size)
+    view = _penstock.view_of_buffer(header, False)
+    extents = {"host": [(target, 0, view[1], len(header))]}
+    streams: dict[str, int | None] = {"host": None}
+    at = len(header)
+    for piece in pieces:
+        extents.setdefault(piece.device, []).append((target, at, piece.address, piece.nbytes))
+        streams[piece.device] = piece.stream
+        at += piece.nbytes
+    reports = []
+    started = time.perf_counter()
+    for device, parts in extents.items():
+        # The header is host memory whatever is asked for the tensors.
+        how = kind if device != "host" or len(extents) == 1 else -1
+        job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
+                              memory_limit, streams[device])
+        reports.append(wait(job, os.path.basename(os.fspath(filename)), progress))
+    target.commit()
+    target.close()
+    _report.keep(_report.merge(reports, time.perf_counter() - started, "+".join(extents)))

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: MIT
+"""from_pretrained(): a ready transformers model whose weights Penstock moved.
+
+transformers knows how a checkpoint becomes a model: which names it renames, which experts it
+merges, what is tied to what, which buffers are computed, how a missing head is initialised. That
+knowledge changes with every release, so none of it is repeated here. Penstock moves the bytes; the
+tensors, where they landed, are then given to transformers' own loading code as its public argument
+`state_dict`, and become the parameters. There is no second path for the simple case: with 339
+tensors transformers takes about 30 ms to put them into place, and no byte is copied.
+
+Three things make it so:
+
+1. transformers asks each entry of a state dict for entry[...] and then .to(device, dtype). An entry
+   of ours answers with the tensor on the device where it is, cast there if it must be, and forgets
+   it. So no device_map is needed, whose loader would first reserve the size of the whole model a
+   second time on the GPU, and neither is accelerate. What transformers makes itself, buffers and
+   missing weights, is on the host and moves at the end.
+2. The state dict is empty until transformers looks into it, which is after it has built the
+   skeleton on the meta device. The bytes travel meanwhile, and while torch and transformers are
+   imported: prefetch() comes first, and the load joins it.
+3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
+   all of the model. Where transformers makes new tensors out of those of the file (experts merged
+   into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own
+   and goes as soon as it is used up.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import transformers
+
+# Arguments of transformers that make no sense here, and what to do instead.
+_REFUSED = {
+    "device_map": "use device=, which takes one device: \"cpu\", \"cuda:0\", a torch.device",
+    "state_dict": "the weights come from the folder",
+    "quantization_config": "quantised models are loaded by transformers itself",
+    "load_in_4bit": "quantised models are loaded by transformers itself",
+    "load_in_8bit": "quantised models are loaded by transformers itself",
+    "gguf_file": "only safetensors files are read",
+    "from_tf": "only safetensors files are read",
+    "from_flax": "only safetensors files are read",
+    "max_memory": "the whole model goes to one device, which device= names",
+    "offload_folder": "the whole model goes to one device, which device= names",
+    "offload_buffers": "the whole model goes to one device, which device= names",
+    "tp_plan": "load_model() with slices= reads one rank's part of each tensor",
+    "tp_size": "load_model() with slices= reads one rank's part of each tensor",
+    "device_mesh": "load_model() with slices= reads one rank's part of each tensor",
+    "distributed_config": "load_model() with slices= reads one rank's part of each tensor",
+}
+
+# What only concerns a download, or the way in which transformers reads files.
+_DROPPED = ("force_download", "proxies", "token", "local_files_only", "code_revision",
+            "disable_mmap", "weights_only", "tqdm_class", "low_cpu_mem_usage")
+
+# The floating kinds of safetensors that a model is asked for by name.
+_KINDS = {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "bfloat16": "BF16",
+          "float16": "F16", "half": "F16"}
+
+# Checkpoints with a tensor for each expert, which transformers stacks into one.
+_EXPERTS = re.compile(r"\.experts\.\d+\.")
+
+
+class _Landed:
+    """A tensor that has arrived, as transformers' loader sees it: castable, but not movable."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any) -> Any:
+        return self if index is Ellipsis else self._tensor[index]
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor where it is, in `dtype`. To be asked once: the source goes when it is cast."""
+        tensor, self._tensor = self._tensor, None
+        return tensor if dtype is None else tensor.to(dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+class _Weights(Mapping):
+    """The state dict for transformers: the load happens, or is joined, on the first look."""
+
+    def __init__(self, load: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._load = load
+        self._entries: dict[str, _Landed] | None = None
+        self.device: torch.device | None = None
+
+    def _landed(self) -> dict[str, _Landed]:
+        if self._entries is None:
+            tensors = self._load()
+            self.device = next((tensor.device for tensor in tensors.values()), None)
+            self._entries = {name: _Landed(tensor) for name, tensor in tensors.items()}
+        return self._entries
+
+    def __getitem__(self, name: str) -> _Landed:
+        return self._landed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._landed())
+
+    def __len__(self) -> int:
+        return len(self._landed())
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    """Raise on arguments that cannot be honoured; take out those that mean nothing here."""
+    for name, instead in _REFUSED.items():
+        value = kwargs.pop(name, None)
+        if value is not None and value is not False:
+            raise ValueError(f"penstock.from_pretrained() does not take {name}=: {instead}")
+    if kwargs.pop("use_safetensors", None) is False:
+        raise ValueError("penstock.from_pretrained() reads safetensors files only: "
+                         "use_safetensors=False cannot be had")
+    for name in _DROPPED:
+        kwargs.pop(name, None)
+
+
+def _refuse_quantised(settings: Mapping[str, Any], name: str) -> None:
+    found = settings.get("quantization_config")
+    if not found:
+        return
+    method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
+    raise ValueError(f"{name} is quantised ({method}): penstock.from_pretrained() does not build "
+                     "quantised models. Load it with transformers, or take its tensors as they "
+                     "are with penstock.load_model()")
+
+
+def _refuse_adapter(folder: str, name: str) -> None:
+    """An adapter without its base model; or, where PEFT would apply it, one beside a model."""
+    from importlib.util import find_spec
+
+    if not os.path.isfile(os.path.join(folder, "adapter_config.json")):
+        return
+    if os.path.isfile(os.path.join(folder, "config.json")) and find_spec("peft") is None:
+        return
+    raise ValueError(f"{name} holds a PEFT adapter: load its base model with "
+                     "penstock.from_pretrained(), then peft.PeftModel.from_pretrained(model, path)")
+
+
+def _folder(name: str, kwargs: dict[str, Any]) -> str:
+    """The local folder of a model: itself, or what the hub's cache has under this name."""
+    revision, cache_dir = kwargs.pop("revision", None), kwargs.pop("cache_dir", None)
+    subfolder = kwargs.pop("subfolder", None) or ""
+    if os.path.isdir(name):
+        return os.path.join(name, subfolder) if subfolder else name
+    if os.path.exists(name):
+        raise NotADirectoryError(f"{name} is not a folder: penstock.from_pretrained() needs the "
+                                 "folder with config.json and the weights; for the tensors of one "
+                                 "file there is penstock.load_file()")
+    try:
+        from huggingface_hub import snapshot_download
+
+        found = snapshot_download(name, revision=revision, cache_dir=cache_dir,
+                                  local_files_only=True)
+    except (ImportError, OSError, ValueError) as error:
+        raise FileNotFoundError(f"{name}: no such folder, and not in the local cache of the hub. "
+                                f"If it is a model of the hub, download it first: "
+                                f"hf download {name}") from error
+    return os.path.join(found, subfolder) if subfolder else found
+
+
+def _settings(folder: str, config: Any) -> Mapping[str, Any]:
+    """config.json as it stands, or what the caller's own configuration says."""
+    if hasattr(config, "to_dict"):
+        return config.to_dict()
+    place = os.fspath(config) if config is not None else folder
+    if os.path.isdir(place):
+        place = os.path.join(place, "config.json")
+    try:
+        with open(place, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}                       # transformers will say what is wrong with it
+    return found if isinstance(found, dict) else {}
+
+
+def _weights(folder: str, variant: str | None, settings: Mapping[str, Any]) -> str:
+    """The weights of a folder, by transformers' rules: one file, or the index of several."""
+    explicit = settings.get("transformers_weights")
+    if explicit:
+        place = os.path.abspath(os.path.join(folder, explicit))
+        if os.path.commonpath([place, os.path.abspath(folder)]) != os.path.abspath(folder):
+            raise ValueError(f"{folder}: config.json names weights outside of it: {explicit}")
+        return place
+    middle = f".{variant}" if variant else ""
+    names = (f"model{middle}.safetensors", f"model.safetensors.index{middle}.json")
+    for name in names:
+        place = os.path.join(folder, name)
+        if os.path.isfile(place):
+            return place
+    hint = ""
+    if any(os.path.isfile(os.path.join(folder, name))
+           for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
+        hint = (". It has pytorch_model.bin: load it once with transformers and save it again with "
+                "save_pretrained()")
+    raise FileNotFoundError(f"{folder}: no weights here: neither {names[0]} nor {names[1]}{hint}")
+
+
+def _source(folder: str, weights: str) -> str:
+    """What to load: the folder, where that means the same files, so that a prefetch() of the folder
+    is joined; else the file or index itself."""
+    if os.path.basename(weights) == "model.safetensors.index.json":
+        return folder
+    others = [name for name in os.listdir(folder)
+              if name.endswith((".safetensors", ".safetensors.index.json"))]
+    return folder if others == ["model.safetensors"] else weights
+
+
+def _tensors(weights: str) -> dict[str, str]:
+    """Name and kind of each tensor of a checkpoint; none where it is damaged: the load says so."""
+    from penstock import Error, _penstock
+    from penstock._frameworks import DTYPES
+
+    try:
+        return {name: DTYPES[kind] for name, kind, *_ in _penstock.Model(weights).tensors()}
+    except Error:
+        return {}
+
+
+def _converts(tensors: dict[str, str], dtype: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether some tensors of the file are not of the dtype that the model will have."""
+    if dtype == "auto":
+        dtype = settings.get("dtype") or settings.get("torch_dtype")
+    kind = _KINDS.get(str(dtype).removeprefix("torch."))
+    return kind is not None and any(found != kind and found.startswith(("F", "BF"))
+                                    for found in tensors.values())
+
+
+def _model_class(auto_class: Any) -> Any:
+    """The class that was asked for: an Auto class or a model class, itself or by its name."""
+    import transformers
+
+    if auto_class is None:
+        return transformers.AutoModelForCausalLM
+    if isinstance(auto_class, str):
+        found = getattr(transformers, auto_class, None)
+        if found is None:
+            raise ValueError(f"transformers {transformers.__version__} has no class {auto_class}")
+        auto_class = found
+    if not hasattr(auto_class, "_model_mapping") and not (
+            isinstance(auto_class, type) and issubclass(auto_class, transformers.PreTrainedModel)):
+        raise TypeError(f"auto_class: {auto_class!r} is neither an Auto class nor a model class of "
+                        "transformers")
+    return auto_class
+
+
+def _configuration(cls: Any, folder: str, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The configuration, changed by the arguments that are its own, and the other arguments."""
+    import transformers
+
+    config = kwargs.pop("config", None)
+    if isinstance(config, transformers.PreTrainedConfig):
+        return config, kwargs
+    place = os.fspath(config) if config is not None else folder
+    if hasattr(cls, "_model_mapping"):
+        return transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **kwargs)
+    return cls.config_class.from_pretrained(place, return_unused_kwargs=True, **kwargs)
+
+
+def _remote_class(cls: Any, config: Any, folder: str, trust: bool | None) -> Any:
+    """The model class that comes with the folder as Python code; None where it is not wanted."""
+    reference = (getattr(config, "auto_map", None) or {}).get(cls.__name__)
+    if not reference:
+        return None
+    from transformers.dynamic_module_utils import (get_class_from_dynamic_module,
+                                                   resolve_trust_remote_code)
+    from transformers.models.auto.auto_factory import add_generation_mixin_to_remote_model
+
+    if not resolve_trust_remote_code(trust, folder, type(config) in cls._model_mapping, True):
+        return None
+    found = get_class_from_dynamic_module(reference, folder)
+    found.register_for_auto_class(auto_class=cls)
+    return add_generation_mixin_to_remote_model(found)
+
+
+def _local_class(cls: Any, config: Any) -> Any:
+    """The model class that an Auto class has for a configuration; None where it has none."""
+    if type(config) not in cls._model_mapping:
+        return None
+    found = cls._model_mapping[type(config)]
+    if not isinstance(found, (list, tuple)):
+        return found
+    named = getattr(config, "architectures", None) or []
+    return next((each for name in named for each in found if each.__name__ == name), found[0])
+
+
+def _concrete(cls: Any, config: Any, folder: str, trust: bool | None) -> tuple[Any, Any]:
+    """The class that an Auto class stands for here, and the part of the configuration it takes."""
+    if not hasattr(cls, "_model_mapping"):
+        return cls, config
+    local = _local_class(cls, config)
+    registered = local is not None and not local.__module__.startswith("transformers.")
+    remote = None if registered else _remote_class(cls, config, folder, trust)
+    if remote is not None:
+        return remote, config
+    if local is None:
+        named = ", ".join(getattr(config, "architectures", None) or []) or "unknown"
+        raise ValueError(f"{cls.__name__} has no model for {type(config).__name__} "
+                         f"(architecture: {named}): name the class to build with auto_class=")
+    text = config.sub_configs.get("text_config")
+    if text is not None and getattr(local, "config_class", None) == text:
+        return local, config.get_text_config()
+    return local, config
+
+
+def _is_uniform(cls: Any, config: Any, dtype: torch.dtype) -> bool:
+    """Whether every floating parameter and buffer of the model wants `dtype`."""
+    import copy
+
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = cls._from_config(copy.deepcopy(config), dtype=dtype)
+        return not model._get_dtype_plan(dtype) and all(
+            tensor.dtype == dtype for tensor in model.state_dict().values()
+            if tensor.is_floating_point())
+    except Exception:       # then transformers casts, tensor by tensor; that is right in any case
+        return False
+
+
+def _common_dtype(cls: Any, config: Any, dtype: Any) -> torch.dtype | None:
+    """The dtype that the load may convert all tensors to; None where they differ."""
+    import torch
+
+    if dtype == "auto":
+        dtype = getattr(config, "dtype", None)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+    return dtype if isinstance(dtype, torch.dtype) and _is_uniform(cls, config, dtype) else None
+
+
+def _check_shapes(info: dict[str, Any], ignore: bool) -> None:
+    if ignore or not info["mismatched_keys"]:
+        return
+    lines = [f"{name}: the checkpoint has {list(theirs)}, the model {list(ours)}"
+             for name, theirs, ours in sorted(info["mismatched_keys"], key=lambda key: key[0])]
+    shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
+    raise RuntimeError("the shapes of checkpoint and model differ:\n  " + "\n  ".join(shown)
+                       + "\nWith ignore_mismatched_sizes=True these are initialised anew")
+
+
+def _sign(model: Any, name: str, folder: str, generation: bool, trust: bool | None) -> None:
+    """What transformers does with the name of the folder, which it was not told."""
+    import transformers
+
+    model.config.name_or_path = name
+    for module in model.modules():
+        if isinstance(module, transformers.PreTrainedModel):
+            module.name_or_path = name
+    if generation and model.can_generate() and hasattr(model, "adjust_generation_fn"):
+        model.adjust_generation_fn(None, True, None, folder, cache_dir=None, force_download=False,
+                                   proxies=None, local_files_only=True, token=None, revision=None,
+                                   subfolder="", trust_remote_code=trust)
+
+
+class _Load:
+    """The load of the weights: begun early where that can be, run when transformers wants them."""
+
+    def __init__(self, source: str, device: Any, arena: bool, tensors: dict[str, str],
+                 converts: bool, options: dict[str, Any]) -> None:
+        """`converts`: some tensors are not of the dtype that the model will have."""
+        self.source, self.device, self.arena, self.options = source, device, arena, options
+        self.converts = converts
+        self.merges = any(_EXPERTS.search(name) for name in tensors)
+        self.job = None
+
+    def begin(self) -> None:
+        """Let the bytes travel, where run() can join: with default settings, into one arena."""
+        plain = self.options["transfer"] == "auto" and self.options["memory_limit"] is None
+        if plain and self.arena and not self.converts and not self.merges:
+            from penstock import prefetch
+
+            self.job = prefetch(self.source, self.device)
+
+    def run(self, cls: Any, config: Any, dtype: Any) -> dict[str, torch.Tensor]:
+        """The tensors, in the one dtype that the model has, if it has one."""
+        from penstock._load import load_model
+
+        common = _common_dtype(cls, config, dtype) if self.converts else None
+        casts = self.converts and common is None
+        return load_model(self.source, self.device, dtype=common,
+                          arena=self.arena and not self.merges and not casts, **self.options)
+
+    def cancel(self) -> None:
+        """Nobody will want the tensors."""
+        if self.job is not None:
+            self.job.cancel()
+
+
+def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
+           kwargs: dict[str, Any]) -> Any:
+    """The model out of configuration and weights."""
+    import torch
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        raise ValueError("penstock.from_pretrained() does not work under DeepSpeed ZeRO-3, which "
+                         "spreads each weight over the ranks: load with transformers")
+    trust = kwargs.get("trust_remote_code")
+    config, kwargs = _configuration(cls, folder, kwargs)
+    kwargs.pop("trust_remote_code", None)
+    _refuse_quantised(config.to_dict(), name)
+    cls, config = _concrete(cls, config, folder, trust)
+    wants_info = kwargs.pop("output_loading_info", False)
+    ignore = kwargs.pop("ignore_mismatched_sizes", False)
+    weights = _Weights(lambda: load.run(cls, config, dtype))
+    # A default device of the caller's would be taken for a device_map.
+    host = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
+    with host:
+        model, info = cls.from_pretrained(None, config=config, state_dict=weights, dtype=dtype,
+                                          ignore_mismatched_sizes=True, output_loading_info=True,
+                                          **kwargs)
+    _check_shapes(info, ignore)
+    if weights.device is not None and weights.device.type != "cpu":
+        model.to(weights.device)
+        if load.converts or load.merges:
+            torch.cuda.empty_cache()    # what the tensors that were used up leave behind
+    _sign(model, name, folder, kwargs.get("generation_config") is None, trust)
+    return (model, info) if wants_info else model
+
+
+def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
+                    dtype: torch.dtype | str | None = None, auto_class: Any = None,
+                    arena: bool = True, transfer: str | int = "auto",
+                    memory_limit: int | None = None, progress: bool = False,
+                    **kwargs: Any) -> transformers.PreTrainedModel:
+    """Load a transformers model with all its weights on one device.
+
+    The result is that of ``AutoModelForCausalLM.from_pretrained``: tied weights, buffers, the
+    generation configuration, evaluation mode, warnings about missing and unexpected weights. The
+    weights go straight into the final parameters; there is no second copy of them.
+
+    path: a folder with config.json and safetensors weights, or a model of the hub that is in the
+        local cache (it is not downloaded).
+    device: one device: "cpu", "cuda", "cuda:1", a number, a torch.device.
+    dtype: as transformers has it: "auto" (what the configuration says, also the default), a torch
+        dtype or its name. Conversion happens on the device.
+    auto_class: what to build, if not AutoModelForCausalLM: an Auto class or a model class of
+        transformers, or its name ("AutoModel", "BertForMaskedLM").
+    arena: the parameters lie in one allocation, which goes when the last of them goes; with False
+        each has its own, which takes longer and allows to free single ones. Where transformers
+        makes new tensors (experts merged, several dtypes), each has its own anyway.
+    transfer, memory_limit, progress: as for load_model(). The bar "Loading weights" is
+        transformers' own; transformers.utils.logging.disable_progress_bar() turns it off.
+    kwargs: what transformers' from_pretrained takes: config, attn_implementation,
+        trust_remote_code, ignore_mismatched_sizes, output_loading_info, generation_config,
+        key_mapping, variant, subfolder, attributes of the configuration, and so on. device_map,
+        quantisation and offloading are refused.
+    """
+    _refuse(kwargs)
+    name = os.fspath(path)
+    folder = _folder(name, kwargs)
+    settings = _settings(folder, kwargs.get("config"))
+    _refuse_quantised(settings, name)
+    _refuse_adapter(folder, name)
+    weights = _weights(folder, kwargs.pop("variant", None), settings)
+    other = kwargs.pop("torch_dtype", None)
+    dtype = dtype if dtype is not None else other if other is not None else "auto"
+
+    tensors = _tensors(weights)
+    load = _Load(_source(folder, weights), device, arena, tensors,
+                 _converts(tensors, dtype, settings),
+                 {"transfer": transfer, "memory_limit": memory_limit, "progress": progress})
+    load.begin()
+    try:
+        return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)
+    except BaseException:
+        load.cancel()
+        raise

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: MIT
+"""Who runs when: states, rounds, turns, and what to leave out when the time is up.
+
+All rounds of one state come together, since bringing 15 GB back into the page cache costs seconds;
+inside a state the loaders take turns, and the ceiling that belongs to the state is measured in
+the same rounds, next to Penstock. The first warm round is run with memory watched; where that load
+was so short that being watched could show in its time, it is run once more, unwatched, and only
+that run counts.
+
+With a limit, each state gets a share of the time that is left for its rounds after the first, and a
+run that would not fit is left out; the first round of a state has all of the time. What is left out
+is made up for at the end where time remains, and said to be missing where not. Loaders come in the
+order of loaders.py, so what matters most runs first.
+"""
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Callable
+
+from .cache import CacheError, set_state
+from .ceilings import GEOMETRIES, MIB
+from .loaders import BY_NAME, Loader
+from .model import Model
+from .runner import Runner
+
+# How much of the time each state is worth.
+SHARES = {"warm": 4.0, "cold": 5.0, "mixed": 2.0}
+DISK_SECONDS = 1.5
+DISK_FINAL_SECONDS = 20.0
+CACHE_SECONDS = 1.0
+DISK_FINALISTS = 2
+CEILING_ROUNDS = 3
+# Importing torch takes seconds and varies little; a bare context takes a tenth and varies more.
+STARTUP_ROUNDS = 7
+STARTUP_HEAVY_ROUNDS = 2
+STARTUP_SECONDS = 45.0
+TP_SECONDS = 10.0
+# A load that takes longer does not feel a look at its memory every few milliseconds.
+WATCHED_SECONDS = 1.5
+
+
+@dataclass
+class Options:
+    device: str
+    states: list[str]
+    rounds: int
+    rounds_of: dict[str, int] = field(default_factory=dict)
+    loaders: list[str] = field(default_factory=list)
+    timeout: float = 300.0
+    limit: float | None = None
+    torch_files: str | None = None
+    startup: bool = False
+    tensor_parallel: bool = False
+    memory: bool = True
+    ceilings: bool = True
+    say: Callable[[str], None] = lambda text: None
+
+
+@dataclass
+class Row:
+    """Everything about one loader."""
+    loader: Loader
+    status: str = "ok"
+    reason: str = ""
+    version: str = ""
+    runs: list[dict] = field(default_factory=list)
+    memory: dict | None = None
+    left_out: list[dict] = field(default_factory=list)
+    wall: float = 0.0
+
+    def fail(self, answer: dict) -> None:
+        self.status, self.reason = answer["status"], answer.get("reason", "")
+
+
+class Schedule:
+    def __init__(self, model: Model, options: Options, runner: Runner) -> None:
+        self.model, self.options, self.runner = model, options, runner
+        self.rows = [Row(BY_NAME[name]) for name in options.loaders]
+        self.ceilings: dict[str, list[dict]] = {"copy": [], "disk": [], "cache": []}
+        self.notes: list[str] = []
+        self.startup: dict[str, list[dict]] = {}
+        self.tensor_parallel: dict | None = None
+        self.torch_files: list[str] = []
+        self.reference = runner.file("reference.json")
+        self.started = time.monotonic()
+        self.cuda = options.device.startswith("cuda")
+
+    # ------------------------------------------------------------------------------- the whole
+
+    def run(self) -> None:
+        if not self.cuda:
+            self.notes.append("on the CPU safetensors and torch.load with mmap only map the files; "
+                              "their bytes are read when they are used, which is not timed")
+        self.make_reference()
+        self.refuse_early()
+        weights = {state: SHARES[state] for state in self.options.states}
+        for state in self.options.states:
+            deadline = self.share(weights.pop(state), sum(weights.values()))
+            try:
+                self.run_state(state, deadline)
+            except CacheError as error:
+                self.notes.append(f"{state}: not measured, {error}")
+                self.options.say(self.notes[-1])
+        self.catch_up()
+        if self.options.tensor_parallel:
+            self.run_tensor_parallel()
+        if self.options.startup:
+            self.run_startup()
+
+    def catch_up(self) -> None:
+        """Run what was left out, round by round, for as long as there is time."""
+        for state in self.options.states:
+            missed = sorted((run["round"], place) for place, row in enumerate(self.rows)
+                            for run in row.left_out if run["state"] == state)
+            for turn, place in missed:
+                row = self.rows[place]
+                row.left_out.remove({"state": state, "round": turn})
+                if row.status == "ok":
+                    self.run_one(row, state, turn - 1, self.share(1.0, 0.0))
+
+    def share(self, weight: float, others: float) -> float | None:
+        if self.options.limit is None:
+            return None
+        left = self.started + self.options.limit - time.monotonic()
+        later = (STARTUP_SECONDS * self.options.startup
+                 + TP_SECONDS * self.options.tensor_parallel)
+        left -= min(later, left / 2)
+        return time.monotonic() + left * weight / (weight + others)
+
+    def make_reference(self) -> None:
+        self.options.say("reading the model once, for the reference")
+        try:
+            # Several readers are faster than the one that sums; what does not fit is read twice.
+            set_state("warm", self.model.files)
+        except CacheError:
+            pass
+        answer = self.runner.run({"kind": "reference", "reference": self.reference,
+                                  "tensors": [asdict(tensor) for tensor in self.model.tensors]},
+                                 self.options.timeout)
+        if answer["status"] != "ok":
+            raise RuntimeError(f"the reference could not be read: {answer['reason']}")
+
+    def refuse_early(self) -> None:
+        """Name the loaders that cannot run here at all."""
+        for row in self.rows:
+            if row.loader.cuda_only and not self.cuda:
+                row.fail({"status": "unavailable", "reason": "it loads to CUDA devices only"})
+            elif row.loader.torch_files and not self.torch_files:
+                if self.options.torch_files is None:
+                    row.fail({"status": "skipped",
+                              "reason": "it needs .pt files; --torch-files DIR makes them"})
+                else:
+                    self.make_torch_files(row)
+
+    def make_torch_files(self, row: Row) -> None:
+        folder = Path(self.options.torch_files or "")
+        folder.mkdir(parents=True, exist_ok=True)
+        made = []
+        for file in self.model.files:
+            target = folder / (Path(file).stem + ".pt")
+            if not target.exists() or target.stat().st_mtime < Path(file).stat().st_mtime:
+                self.options.say(f"writing {target}")
+                answer = self.runner.run({"kind": "save-torch", "source": file,
+                                          "target": str(target)}, self.options.timeout)
+                if answer["status"] != "ok":
+                    row.fail({"status": "skipped", "reason": f"its files could not be written: "
+                              f"{answer['reason']}"})
+                    return
+            made.append(str(target))
+        self.torch_files = made
+
+    # --------------------------------------------------------------------------------- a state
+
+    def run_state(self, state: str, deadline: float | None) -> None:
+        most = max((self.rounds_of(row, state) for row in self.rows), default=0)
+        for turn in range(most):
+            if turn == 0 and self.options.limit is not None:
+                last = self.started + self.options.limit
+            else:
+                last = deadline
+            if turn < CEILING_ROUNDS and (last is None or time.monotonic() < last):
+                self.run_ceilings(state, turn)
+            for row in self.rows:
+                if row.status != "ok" or turn >= self.rounds_of(row, state):
+                    continue
+                watch = state == "warm" and turn == 0 and self.options.memory
+                if not watch or not self.run_one(row, state, turn, last, watch=True):
+                    self.run_one(row, state, turn, last)
+
+    def rounds_of(self, row: Row, state: str) -> int:
+        special = self.options.rounds_of
+        name = row.loader.name
+        return special.get(f"{state}:{name}", special.get(name, self.options.rounds))
+
+    def files_of(self, row: Row) -> list[str]:
+        return self.torch_files if row.loader.torch_files else list(self.model.files)
+
+    def run_one(self, row: Row, state: str, turn: int, deadline: float | None,
+                watch: bool = False) -> bool:
+        """Run a loader once. False if it was watched too closely for its time to count."""
+        name = row.loader.name
+        if deadline is not None and time.monotonic() + row.wall > deadline:
+            row.left_out.append({"state": state, "round": turn + 1})
+            return True
+        start = time.monotonic()
+        set_state(state, self.files_of(row))
+        answer = self.runner.run(
+            {"kind": "load", "loader": name, "state": state, "model": self.model.path,
+             "files": list(self.model.files), "torch_files": self.torch_files,
+             "device": self.options.device, "reference": self.reference, "watch": watch},
+            self.options.timeout, loader=name)
+        row.wall = max(row.wall, time.monotonic() - start)
+        row.version = answer.get("version", row.version)
+        if answer["status"] != "ok":
+            row.fail(answer)
+            self.options.say(f"{state:5} {turn + 1}  {name:24} {row.status}: {row.reason}")
+            return True
+        if watch:
+            row.memory = answer["memory"] | {"tensors": self.model.tensor_bytes,
+                                             "report": answer.get("report")}
+            self.options.say(f"memory   {name:24} {answer['memory']['held'] / 1e6:.0f} MB held")
+            if answer["seconds"] < WATCHED_SECONDS:
+                return False
+        row.runs.append({"state": state, "round": turn + 1, **{
+            key: answer[key] for key in ("seconds", "cpu_seconds", "wall", "report")
+            if key in answer}})
+        self.options.say(f"{state:5} {turn + 1}  {name:24} {answer['seconds']:8.3f} s  "
+                         f"{answer['cpu_seconds']:6.2f} CPU-s")
+        return True
+
+    # ------------------------------------------------------------------------------- ceilings
+
+    def run_ceilings(self, state: str, turn: int) -> None:
+        if not self.options.ceilings:
+            return
+        files = list(self.model.files)
+        if state == "warm":
+            if self.cuda:
+                self.add_ceiling("copy", turn, {"kind": "copy", "device": self.options.device})
+            set_state("warm", files)
+            self.add_ceiling("cache", turn, {"kind": "cache", "files": files,
+                                             "seconds": CACHE_SECONDS})
+        elif state == "cold":
+            set_state("cold", files)
+            if turn == 0:
+                self.add_ceiling("disk", turn, {
+                    "kind": "disk", "files": files, "seconds": DISK_SECONDS,
+                    "geometries": [[threads, size * MIB] for threads, size in GEOMETRIES]})
+            # The best of the sweep read everything, as a loader must; only those are the ceiling.
+            self.add_ceiling("disk", turn, {
+                "kind": "disk", "files": files, "seconds": DISK_FINAL_SECONDS,
+                "geometries": self.finalists()}, whole=True)
+
+    def finalists(self) -> list[list[int]]:
+        swept = sorted((row for row in self.ceilings["disk"] if not row["whole"]),
+                       key=lambda row: -row["gb_per_s"])
+        return [[row["threads"], row["request"]] for row in swept[:DISK_FINALISTS]]
+
+    def add_ceiling(self, name: str, turn: int, job: dict, whole: bool = False) -> None:
+        answer = self.runner.run(job, self.options.timeout)
+        if answer["status"] != "ok":
+            self.notes.append(f"the {name} ceiling was not measured: {answer['reason']}")
+            self.options.say(self.notes[-1])
+            return
+        for row in answer["rows"]:
+            self.ceilings[name].append({**row, "round": turn + 1, "whole": whole})
+        best = max((row["gb_per_s"] for row in answer["rows"]), default=0.0)
+        self.options.say(f"ceiling  {name:24} {best:8.2f} GB/s")
+
+    # --------------------------------------------------------------------- the other questions
+
+    def run_tensor_parallel(self) -> None:
+        set_state("cold", list(self.model.files))
+        answer = self.runner.run(
+            {"kind": "tensor-parallel", "model": self.model.path, "device": self.options.device,
+             "tensors": [asdict(tensor) for tensor in self.model.tensors]},
+            self.options.timeout, loader="penstock")
+        self.tensor_parallel = {**answer, "file_bytes": self.model.file_bytes}
+        if answer["status"] == "ok":
+            self.options.say(f"half of each tensor: {answer['storage_bytes'] / 1e9:.2f} of "
+                             f"{self.model.file_bytes / 1e9:.2f} GB read")
+        else:
+            self.options.say(f"half of each tensor: {answer['reason']}")
+
+    def run_startup(self) -> None:
+        kinds = ["penstock", "torch", "penstock-torch", "penstock-pretrained", "transformers"]
+        if self.cuda:
+            kinds.insert(0, "context")
+        for turn in range(STARTUP_ROUNDS):
+            for kind in kinds:
+                runs = self.startup.setdefault(kind, [])
+                if runs and runs[-1]["status"] != "ok":
+                    continue
+                if turn >= STARTUP_HEAVY_ROUNDS and kind not in ("context", "penstock"):
+                    continue
+                set_state("warm", list(self.model.files))
+                answer = self.runner.startup(kind, self.model.path, self.options.device,
+                                             self.options.timeout)
+                runs.append(answer)
+                if answer["status"] == "ok":
+                    ready = answer["marks"]["ready"]
+                    self.options.say(f"startup {turn + 1} {kind:24} {ready:8.3f} s")
+                else:
+                    self.options.say(f"startup   {kind:24} {answer['status']}: {answer['reason']}")

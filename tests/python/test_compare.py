@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: MIT
+"""python -m penstock.compare: complete where all goes well, and plain about whoever fails.
+
+Fake peers are planted in folders named by --path: one that raises, one that delivers wrong bytes,
+one that hangs, one that crashes. They must be named with their reason, and the others measured.
+"""
+from __future__ import annotations
+
+import importlib.util
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import penstock
+import pytest
+from penstock.compare import cache, ceilings, measure, report
+from penstock.compare.__main__ import main, names, rounds
+from penstock.compare.loaders import BY_NAME
+from penstock.compare.model import ModelError, model_open
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = Path(penstock.__file__).resolve().parents[1]
+
+RAISES = """
+def fastsafe_open(*arguments, **options):
+    raise RuntimeError("the disk is made of cheese")
+"""
+WRONG = """
+import torch
+from safetensors.torch import load_file
+
+class SafetensorsStreamer:
+    def __enter__(self):
+        return self
+
+    def stream_files(self, files, device):
+        self.files = files
+
+    def get_tensors(self):
+        for file in self.files:
+            for name, tensor in load_file(file).items():
+                tensor = tensor.clone()
+                # One byte in the middle of one tensor.
+                if name == "layer.1.weight":
+                    tensor.view(-1).view(torch.uint8)[tensor.nbytes // 3] ^= 1
+                yield name, tensor
+"""
+HANGS = """
+import os, time
+from pathlib import Path
+
+def fastsafe_open(*arguments, **options):
+    Path(os.environ["FAKE_PID"]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+CRASHES = """
+import os, signal
+
+def fastsafe_open(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def plant(folder: Path, module: str, text: str) -> str:
+    (folder / module).mkdir(parents=True)
+    (folder / module / "__init__.py").write_text(text)
+    return str(folder)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PACKAGES), **more}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "penstock.compare", *words]
+
+
+def compare(*words: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command(*words), env=environment(**env), text=True, timeout=300,
+                          capture_output=True, check=False)
+
+
+def row_of(found: dict, name: str) -> dict:
+    return next(row for row in found["loaders"] if row["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Four shards of 8 MiB, with an empty tensor, a scalar and odd sizes among the large ones."""
+    import torch
+    from safetensors.torch import save_file
+    folder = tmp_path_factory.mktemp("model")
+    generator = torch.Generator().manual_seed(7)
+    for shard in range(4):
+        tensors = {f"layer.{shard}.weight": torch.randn(1024, 4096, generator=generator)
+                   .to(torch.bfloat16),
+                   f"layer.{shard}.bias": torch.randn(1001, generator=generator)}
+        if shard == 0:
+            tensors |= {"empty": torch.zeros(0, 4), "scalar": torch.tensor(3.5),
+                        "odd": torch.arange(13, dtype=torch.uint8)}
+        save_file(tensors, folder / f"model-{shard + 1:05}-of-00004.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory) -> dict:
+    """One run of everything, which several tests look at."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = compare(str(model), "--device", "cpu", "--rounds", "2,torch=1", "--mixed", "--fork",
+                   "--tp", "2", "--torch-files", str(folder / "torch"), "--json",
+                   str(folder / "out.json"), "--plot", str(folder / "out.png"),
+                   "--path", "fastsafetensors=" + plant(folder / "a", "fastsafetensors", RAISES),
+                   "--path", "runai=" + plant(folder / "b", "runai_model_streamer", WRONG))
+    assert done.returncode == 0, done.stderr
+    return {"text": done.stdout, "said": done.stderr, "plot": folder / "out.png",
+            "json": json.loads((folder / "out.json").read_text())}
+
+
+def test_every_loader_is_in_the_result(whole):
+    assert [row["name"] for row in whole["json"]["loaders"]] == list(BY_NAME)
+    for row in whole["json"]["loaders"]:
+        assert row["status"] == "ok" or row["reason"], row["name"]
+
+
+@pytest.mark.parametrize("name", ["penstock", "safetensors", "safetensors-cpu", "torch-mmap"])
+def test_loaders_that_work_have_every_figure(whole, name):
+    row = row_of(whole["json"], name)
+    assert row["status"] == "ok", row["reason"]
+    assert row["version"]
+    for state in ("warm", "cold", "mixed"):
+        seconds = row["states"][state]["seconds"]
+        assert seconds["runs"] == 2
+        assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
+        assert row["states"][state]["cpu_seconds"]["max"] > 0
+    assert row["memory"]["host_bytes"] >= 0
+
+
+def test_rounds_of_one_loader(whole):
+    assert row_of(whole["json"], "torch")["states"]["cold"]["seconds"]["runs"] == 1
+
+
+def test_the_tensors_of_torch_load_are_memory(whole):
+    """A sampler that looks at nothing would find nothing: these tensors are anonymous memory."""
+    held = row_of(whole["json"], "torch")["memory"]["host_bytes"]
+    assert held >= 0.9 * whole["json"]["model"]["tensor_bytes"]
+
+
+def test_a_loader_that_raises_is_named(whole):
+    row = row_of(whole["json"], "fastsafetensors")
+    assert row["status"] == "failed"
+    assert row["reason"] == "RuntimeError: the disk is made of cheese"
+    assert "fastsafetensors, nogds: failed - RuntimeError: the disk is made of cheese" \
+        in whole["text"]
+
+
+def test_a_loader_with_wrong_bytes_is_named_and_not_ranked(whole):
+    row = row_of(whole["json"], "runai")
+    assert row["status"] == "wrong"
+    assert row["reason"] == "1 tensors hold other bytes than the file, layer.1.weight first"
+    assert not any("Run:ai" in line for line in whole["json"]["conclusion"])
+
+
+def test_loaders_that_cannot_run_here_are_named(whole):
+    for name in ("instanttensor", "instanttensor-buffered", "instanttensor-mmap", "kvikio",
+                 "safetensors-prefetch"):
+        row = row_of(whole["json"], name)
+        assert (row["status"], row["reason"]) == ("unavailable", "it loads to CUDA devices only")
+    row = row_of(whole["json"], "transformers")
+    assert row["status"] == "unavailable"
+    assert "config.json" in row["reason"]
+
+
+def test_the_result_has_its_parts(whole):
+    found = whole["json"]
+    assert found["format"] == 1
+    assert found["model"]["tensors"] == 11
+    assert found["model"]["files"] == 4
+    assert found["model"]["tensor_bytes"] == 4 * (1024 * 4096 * 2 + 1001 * 4) + 4 + 13
+    assert found["states"] == ["warm", "cold", "mixed"]
+    for key in ("disk_gb_per_s", "cache_gb_per_s"):
+        assert found["ceilings"][key]["median"] > 0
+    assert found["ceilings"]["copy_gb_per_s"] is None
+    assert found["shares"]["warm"] > 0
+    assert found["shares"]["cold"] > 0
+    assert found["machine"]["cores"] > 0
+    assert found["startup"] is None
+    assert len(found["conclusion"]) == 4
+
+
+def test_half_of_each_tensor(whole):
+    tp = whole["json"]["tensor_parallel"]
+    assert tp["status"] == "ok", tp["reason"]
+    assert tp["bytes"] < 0.51 * whole["json"]["model"]["tensor_bytes"]
+    assert tp["storage_bytes"] <= 0.55 * tp["file_bytes"]
+
+
+def test_the_table_has_a_line_for_each(whole):
+    lines = whole["text"].splitlines()
+    for label in ("Penstock", "safetensors", "torch.load"):
+        assert any(line.startswith(label) for line in lines), label
+    assert any(line.startswith("loader") and "cold s" in line and "mixed s" in line
+               for line in lines)
+    assert any(line.startswith("warm: ") and "is fastest" in line for line in lines)
+
+
+def test_the_plot_is_a_picture(whole):
+    data = whole["plot"].read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(data) > 5000
+
+
+# A fresh process imports torch within its time, a forked one has it already.
+@pytest.mark.parametrize("mode, seconds", [("--fork", "5"), ("--quiet", "20")],
+                         ids=["forked", "fresh"])
+def test_a_loader_that_hangs_is_stopped(model, tmp_path, mode, seconds):
+    folder = plant(tmp_path / "fake", "fastsafetensors", HANGS)
+    mark = tmp_path / "pid"
+    done = compare(str(model), "--device", "cpu", "--loaders", "fastsafetensors,safetensors",
+                   "--rounds", "1", "--warm", "--timeout", seconds, "--no-ceilings", "--no-memory",
+                   "--json", mode, "--path", f"fastsafetensors={folder}", FAKE_PID=str(mark))
+    found = json.loads(done.stdout)
+    row = row_of(found, "fastsafetensors")
+    assert row["status"] == "timeout"
+    assert f"after {seconds} s" in row["reason"]
+    assert row_of(found, "safetensors")["status"] == "ok"
+    assert not running(int(mark.read_text()))
+
+
+@pytest.mark.parametrize("mode", ["--fork", "--quiet"], ids=["forked", "fresh"])
+def test_a_loader_that_crashes_is_named(model, tmp_path, mode):
+    folder = plant(tmp_path / "fake", "fastsafetensors", CRASHES)
+    done = compare(str(model), "--device", "cpu", "--loaders", "fastsafetensors,safetensors",
+                   "--rounds", "1", "--warm", "--no-ceilings", "--no-memory", "--json", mode,
+                   "--path", folder)
+    found = json.loads(done.stdout)
+    assert row_of(found, "fastsafetensors")["status"] == "died"
+    assert "SIGSEGV" in row_of(found, "fastsafetensors")["reason"]
+    assert row_of(found, "safetensors")["status"] == "ok"
+
+
+@pytest.mark.parametrize("mode", ["--fork", "--quiet"], ids=["forked", "fresh"])
+def test_an_interrupt_leaves_no_worker(model, tmp_path, mode):
+    folder = plant(tmp_path / "fake", "fastsafetensors", HANGS)
+    mark = tmp_path / "pid"
+    process = subprocess.Popen(
+        command(str(model), "--device", "cpu", "--loaders", "fastsafetensors", "--warm",
+                "--no-ceilings", mode, "--path", folder),
+        env=environment(FAKE_PID=str(mark)), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not mark.exists() or not mark.read_text():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "stopped" in said
+    assert not running(int(mark.read_text()))
+
+
+def running(process: int) -> bool:
+    """Is it there, other than as a zombie whose end nobody has asked for?"""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_what_does_not_fit_the_time_is_said(model):
+    done = compare(str(model), "--device", "cpu", "--loaders", "safetensors", "--warm", "--rounds",
+                   "5", "--no-memory", "--fork", "--limit", "0.01")
+    assert "left out for lack of time: safetensors, load_file warm 5 times" in done.stdout
+
+
+def test_without_matplotlib_there_is_a_reason(model, tmp_path):
+    plant(tmp_path, "matplotlib", "raise ImportError('no matplotlib here')")
+    done = compare(str(model), "--plot", str(tmp_path / "x.png"),
+                   PYTHONPATH=f"{tmp_path}:{PACKAGES}")
+    assert done.returncode == 2
+    assert "--plot needs matplotlib (no matplotlib here)" in done.stderr
+
+
+@pytest.mark.parametrize("words, said", [
+    (["/nowhere"], "there is no file or folder /nowhere"),
+    (["/", "--loaders", "warp-drive"], "no loader is called warp-drive"),
+    (["/", "--rounds", "many"], "'many' is no number of rounds"),
+    (["/", "--rounds", "hot:torch=1"], "'hot' is no state"),
+    (["/", "--device", "tpu"], "tpu is no device"),
+    (["/", "--path", "torch=/nowhere"], "there is no folder /nowhere"),
+    ([], "name a model"),
+])
+def test_bad_words_are_refused(words, said, capsys):
+    try:
+        status = main(words)
+    except SystemExit as error:
+        status = error.code
+    assert status in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        model_open(tmp_path / "x.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    with pytest.raises(ModelError, match="which is not there"):
+        model_open(tmp_path)
+
+
+def test_list_names_the_loaders(capsys):
+    assert main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(BY_NAME)
+
+
+def test_words_for_loaders_and_rounds():
+    assert names("torch*,penstock") == ["penstock", "torch-mmap", "torch"]
+    assert rounds("4") == (4, {})
+    assert rounds("2,torch*=1,cold:torch=0") == \
+        (2, {"torch": 1, "torch-mmap": 1, "cold:torch": 0})
+
+
+# --------------------------------------------------------------------------------- the page cache
+
+def held(path: Path, offset: int) -> bool:
+    """Asked in another way than the module does: a read that may not wait for the disk."""
+    with open(path, "rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            pytest.skip(f"no RWF_NOWAIT on this file system: {error}")
+
+
+def test_states_of_the_page_cache(model):
+    files = [str(file) for file in sorted(model.glob("*.safetensors"))]
+    places = [0, 4 << 20, 8 << 20]
+    for state, expected in (("cold", [False] * 4), ("warm", [True] * 4),
+                            ("mixed", [True, False, True, False])):
+        cache.set_state(state, files)
+        assert [[held(Path(file), place) for place in places] for file in files] == \
+            [[each] * len(places) for each in expected], state
+
+
+def test_half_of_a_single_file(tmp_path):
+    file = tmp_path / "one"
+    file.write_bytes(os.urandom(16 << 20))
+    cache.set_state("mixed", [str(file)])
+    assert held(file, 0) and held(file, (8 << 20) - 4096)
+    assert not held(file, 12 << 20) and not held(file, (16 << 20) - 4096)
+    assert cache.residency([(str(file), 0, 8 << 20)]) == 1.0
+
+
+def test_residency_by_mincore_agrees(tmp_path, monkeypatch):
+    file = tmp_path / "one"
+    file.write_bytes(os.urandom(16 << 20))
+    cache.set_state("mixed", [str(file)])
+    monkeypatch.setattr(cache.platform, "machine", lambda: "alpha")
+    assert cache.residency([(str(file), 0, 8 << 20)]) == 1.0
+    assert cache.residency([(str(file), 12 << 20, 4 << 20)]) == 0.0
+
+
+# ----------------------------------------------------------------------------------- measuring
+
+def test_the_watch_sees_memory_that_is_gone_again():
+    watch = measure.Watch("cpu")
+    watch.start()
+    block = bytearray(64 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    time.sleep(0.1)
+    del block
+    peak = watch.finish()
+    assert 60 << 20 < peak["RssAnon"] < 100 << 20
+    assert peak["held"] >= 60 << 20
+
+
+def test_the_watch_sees_memory_shared_with_a_driver():
+    """cudaHostAlloc's memory is a shared mapping of a device; /dev/zero makes the same kind."""
+    before = measure.process_memory()
+    size = 32 << 20
+    with open("/dev/zero", "r+b", buffering=0) as zero, mmap.mmap(zero.fileno(), size):
+        assert measure.process_memory()["driver"] - before["driver"] == size
+
+
+def test_fingerprints_tell_every_byte():
+    import torch
+    tensor = torch.arange(100_003, dtype=torch.uint8)
+    first = measure.fingerprints({"a": tensor})
+    for place in (0, 1, 20_000, 50_000, 77_777, 100_002):
+        other = tensor.clone()
+        other[place] ^= 128
+        assert measure.differences(first, measure.fingerprints({"a": other})), place
+    shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), tensor])[3:]
+    assert not measure.differences(first, measure.fingerprints({"a": shifted}))
+    assert "missing" in measure.differences(first, {})
+    assert "bytes instead of" in measure.differences(
+        first, measure.fingerprints({"a": tensor[:-1]}))
+
+
+@pytest.mark.parametrize("threads, request_size", [(1, 1 << 20), (4, 1 << 20), (3, 4 << 20)])
+def test_the_disk_ceiling_reads_every_byte(model, threads, request_size):
+    files = [str(file) for file in sorted(model.glob("*.safetensors"))]
+    try:
+        row = ceilings.read_files(files, threads, request_size, True, 60.0)
+    except OSError as error:
+        pytest.skip(f"no O_DIRECT on this file system: {error}")
+    assert row["bytes"] == sum(os.path.getsize(file) for file in files)
+    assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+
+
+# ------------------------------------------------------------------------------- what is concluded
+
+def made_up(**medians: dict[str, float]) -> dict:
+    """A result as report.result() makes it, on a GPU, with these seconds."""
+    def states(times: dict[str, float]) -> dict:
+        return {state: {"seconds": {"median": time, "min": time, "max": time, "runs": 3},
+                        "cpu_seconds": {"median": 1.0}, "speed_up": None, "gb_per_s": 1.0}
+                for state, time in times.items()}
+
+    loaders = [{"name": name.replace("_", "-"), "label": name, "setting": "none", "version": "1",
+                "status": "ok", "reason": "", "states": states(times), "left_out": [],
+                "memory": {"host_bytes": 150 << 20, "pinned_bytes": 128 << 20,
+                           "gpu_extra_bytes": 100 << 20}, "runs": []}
+               for name, times in medians.items()]
+    entry = {"median": 50.0, "min": 50.0, "max": 50.0, "runs": 3}
+    found = {"device": "cuda:0", "loaders": loaders, "states": ["warm", "cold", "mixed"],
+             "model": {"tensor_bytes": 15 * 10**9, "path": "7b", "tensors": 339, "files": 4},
+             "ceilings": {"copy_gb_per_s": entry, "disk_gb_per_s": entry | {"median": 4.0},
+                          "cache_gb_per_s": entry},
+             "startup": None, "tensor_parallel": {"status": "ok", "bytes": 75 * 10**8,
+                                                  "storage_bytes": 76 * 10**8,
+                                                  "file_bytes": 15 * 10**9}, "notes": []}
+    found["shares"] = report.shares(found)
+    found["conclusion"] = report.conclusion(found)
+    return found
+
+
+def test_the_conclusion_counts_right():
+    found = made_up(penstock={"warm": 0.32, "cold": 4.0}, kvikio={"warm": 0.4, "cold": 3.2})
+    warm, cold, half = found["conclusion"]
+    assert warm == ("warm: penstock is fastest with 0.320 s (46.9 GB/s). Penstock is ahead of the "
+                    "fastest other, kvikio by 25 %, at 94% of the ceiling.")
+    assert cold == ("cold: kvikio is fastest with 3.200 s (4.7 GB/s). Penstock is behind the "
+                    "fastest other, kvikio by 25 %, at 94% of the ceiling.")
+    assert "50.7% of the files" in half
+
+
+def targets_of(folder: Path, found: dict) -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("targets", ROOT / "bench/compare_targets.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {target: {True: "met", False: "not met", None: "-"}[met]
+            for target, _, met in module.large(found)}
+
+
+def test_the_targets_are_judged_right(tmp_path):
+    others = {"transformers": {"warm": 2.4, "cold": 10.0, "mixed": 6.0},
+              "fastsafetensors": {"warm": 3.0, "cold": 3.95, "mixed": 3.5},
+              "kvikio": {"warm": 4.0, "cold": 5.2, "mixed": 4.6},
+              "instanttensor_mmap": {"warm": 0.36, "cold": 9.0, "mixed": 5.0}}
+    good = targets_of(tmp_path, made_up(
+        penstock={"warm": 0.32, "cold": 3.9, "mixed": 2.0}, **others))
+    assert set(good.values()) == {"met"}, good
+    bad = targets_of(tmp_path, made_up(
+        penstock={"warm": 0.41, "cold": 5.6, "mixed": 6.0}, **others))
+    assert [target for target, verdict in bad.items() if verdict == "met"] == [
+        "7B: at most 128 MiB pinned",
+        "7B: at most 64 MiB of anonymous growth besides",
+        "7B: at most 1 % of device memory beyond the tensors",
+        "7B, half of each tensor: at most 55 % of the file read"]
+
+
+def test_what_was_left_out_is_made_up_for(model, tmp_path):
+    """A state's share of the time is used up by its first round; the rest comes at the end."""
+    from penstock.compare.runner import Runner
+    from penstock.compare.schedule import Options, Schedule
+    options = Options("cpu", ["warm", "cold"], 3, loaders=["safetensors"], limit=200.0,
+                      memory=False, ceilings=False)
+    with Runner({}, True, None) as runner:
+        schedule = Schedule(model_open(model), options, runner)
+        real, asked = schedule.share, []
+
+        def share(weight: float, others: float) -> float | None:
+            asked.append(weight)
+            return time.monotonic() if len(asked) <= 2 else real(weight, others)
+
+        schedule.share = share
+        schedule.run()
+    row = schedule.rows[0]
+    assert not row.left_out
+    assert [(run["state"], run["round"]) for run in row.runs] == [
+        ("warm", 1), ("cold", 1), ("warm", 2), ("warm", 3), ("cold", 2), ("cold", 3)]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The examples of docs/python.md run as they stand, in order, beside a small model; and the guide
+names what there is: every public name, every argument, every field of a report."""
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import penstock
+from support import environment
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs/python.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# The blocks are one session; each is compiled where it stands, so that errors name lines of the
+# guide.
+RUN = """
+import re, sys
+guide, device = sys.argv[1:]
+text = open(guide).read()
+session = {"device": device}
+for block in re.finditer(r"^```python\\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    before = text[:block.start(1)].count("\\n")
+    exec(compile("\\n" * before + block[1], guide, "exec"), session)
+    print("line", before, "ran")
+
+import penstock, torch
+from safetensors.torch import load_file
+theirs = load_file("weights.safetensors")
+def same(mine, name):
+    return torch.equal(mine.cpu(), theirs[name])
+assert len(session["tensors"]) == len(theirs)
+assert all(same(mine, name) for name, mine in session["tensors"].items())
+assert open("copy.safetensors", "rb").read() == open("weights.safetensors", "rb").read()
+assert same(session["layer"].weight.data, "model.layers.0.mlp.up_proj.weight")
+assert len(session["attention"]) == 12 and set(session["norms"]) < set(theirs)
+mine = session["shard"]["model.layers.1.self_attn.o_proj.weight"]
+assert torch.equal(mine.cpu(), theirs["model.layers.1.self_attn.o_proj.weight"][:, :32])
+assert {tensor.dtype for tensor in session["smaller"].values()} == {torch.float16}
+assert torch.equal(session["state"], session["copy"])
+assert torch.equal(session["part"].cpu(), theirs["model.embed_tokens.weight"][:16, 8:24])
+assert str(session["model"].device) == str(torch.device(device))
+assert torch.equal(session["again"].cpu(), theirs["model.norm.weight"])
+assert session["numbers"].tolist() == [float(n) for n in range(10, 20)]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("docs")
+    config = transformers.Qwen3Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(folder / "my-model", max_shard_size="60KB")
+    shards = sorted((folder / "my-model").glob("*.safetensors"))
+    assert len(shards) > 1
+    tensors = {name: tensor for path in shards for name, tensor in load_file(path).items()}
+    save_file(tensors, folder / "weights.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_every_example_of_the_guide_runs(folder, device):
+    done = subprocess.run([sys.executable, "-c", RUN, GUIDE, device], cwd=folder, text=True,
+                          capture_output=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout.count(" ran\n") == len(BLOCK.findall(GUIDE.read_text())) > 12
+    assert "never closed" not in done.stderr
+
+
+def test_the_guide_names_everything_there_is():
+    text = GUIDE.read_text()
+    missing = [name for name in penstock.__all__ if name not in ("Path", "Prefetch", "Report")
+               and not re.search(rf"\b{name}\b", text)]
+    for call in (penstock.load_model, penstock.stream, penstock.File.read):
+        missing += [name for name in inspect.signature(call).parameters
+                    if name not in ("self", "task_size") and not re.search(rf"\b{name}\b", text)]
+    missing += [name for name in penstock.Report.__annotations__
+                if not name.startswith("latency") and f"`{name}`" not in text]
+    assert not missing

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: MIT
+"""save_file writes the very bytes that safetensors.torch.save_file writes, all of them or none."""
+import json
+import os
+import pathlib
+import shutil
+import stat
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+import penstock
+from support import DTYPES, F4, Talk, assert_same, outcome, python, random_tensor
+
+theirs = safetensors.torch.save_file
+
+
+def written(save, path, tensors, **more) -> bytes:
+    save(tensors, path, **more)
+    return path.read_bytes()
+
+
+def assert_same_file(tmp_path, tensors, device="cpu", **more):
+    moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+    mine = written(penstock.save_file, tmp_path / "mine.safetensors", moved, **more)
+    assert mine == written(theirs, tmp_path / "theirs.safetensors", tensors, **more)
+
+
+def header(content: bytes) -> dict:
+    return json.loads(content[8:8 + int.from_bytes(content[:8], "little")])
+
+
+# ------------------------------------------------------------------------------- the same bytes --
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_written_alike(tmp_path, device, dtype):
+    tensors = {"a": random_tensor(dtype, (5, 6)), "b": random_tensor(dtype, (3,), seed=1),
+               "none": random_tensor(dtype, (0, 2))}
+    if dtype != F4:
+        tensors["scalar"] = random_tensor(dtype, (), seed=2)
+    assert_same_file(tmp_path, tensors, device)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dtypes_are_put_in_the_same_order(tmp_path, device, seed):
+    tensors = {}
+    for i in torch.randperm(60, generator=torch.Generator().manual_seed(seed)).tolist():
+        tensors[f"t{i}"] = random_tensor(DTYPES[i % len(DTYPES)], (i % 7, 2), seed=i)
+    assert_same_file(tmp_path, tensors, device)
+
+
+def test_names_are_put_in_the_same_order(tmp_path):
+    names = ["b", "a", "B", "a.b", "a/b", "a10", "a9", "ä", "z", "名", "\U0001f600", "￿", " ",
+             "", "A", "_", "~", "é"]
+    assert_same_file(tmp_path, {name: torch.full((3,), i) for i, name in enumerate(names)})
+
+
+@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "a/b", "tab\t\n\r\b\f", "\x00\x01\x1f",
+                                  "\x7f\x80\u2028", "<>&'", "x" * 3000])
+def test_names_are_escaped_alike(tmp_path, name):
+    assert_same_file(tmp_path, {name: torch.arange(3)})
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+def test_the_header_is_filled_up_alike(tmp_path, length):
+    assert_same_file(tmp_path, {"n" * length: torch.arange(3, dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"": ""},
+                                      {"k": "a\"\\\n\x01ä名"}])
+def test_metadata_is_written_alike(tmp_path, metadata):
+    assert_same_file(tmp_path, {"a": torch.ones(3)}, metadata=metadata)
+    if metadata != {}:
+        assert_same_file(tmp_path, {}, metadata=metadata)
+
+
+def test_nothing_at_all_is_a_file_that_can_be_read(tmp_path):
+    """safetensors writes this case so that it can not read it again."""
+    penstock.save_file({}, tmp_path / "x.safetensors", metadata={})
+    assert safetensors.torch.load_file(tmp_path / "x.safetensors") == {}
+
+
+def test_several_keys_of_metadata(tmp_path):
+    """safetensors writes them in an order that changes; all else is the same."""
+    tensors = {"a": torch.arange(5)}
+    metadata = {f"key {i}": f"value {i}" for i in range(9)}
+    mine = written(penstock.save_file, tmp_path / "mine.safetensors", tensors, metadata=metadata)
+    other = written(theirs, tmp_path / "theirs.safetensors", tensors, metadata=metadata)
+    assert header(mine) == header(other)
+    assert list(header(mine))[0] == "__metadata__"
+    assert len(mine) == len(other) and mine[:8] == other[:8] and mine[-40:] == other[-40:]
+
+
+def test_the_order_of_metadata_does_not_change_from_run_to_run(tmp_path):
+    metadata = {f"key {i}": "" for i in range(9)}
+    content = [written(penstock.save_file, tmp_path / f"{i}.safetensors", {"a": torch.ones(1)},
+                       metadata=metadata) for i in range(5)]
+    assert len(set(content)) == 1
+
+
+def test_an_empty_dict(tmp_path):
+    assert_same_file(tmp_path, {})
+
+
+def test_scalars_and_empty_tensors(tmp_path, device):
+    assert_same_file(tmp_path, {"s": torch.tensor(1), "e": torch.empty(0), "f": torch.empty(4, 0),
+                                "t": torch.tensor(True)}, device)
+
+
+def test_many_tensors(tmp_path, device):
+    assert_same_file(tmp_path, {f"block.{i}": random_tensor(torch.uint8, (i % 50,), seed=i)
+                                for i in range(3000)}, device)
+
+
+def test_a_large_file(tmp_path, big, device):
+    path, tensors = big
+    moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+    penstock.save_file(moved, tmp_path / "x.safetensors")
+    with open(path, "rb") as one, open(tmp_path / "x.safetensors", "rb") as other:
+        while chunk := one.read(16 << 20):
+            assert chunk == other.read(16 << 20)
+        assert not other.read(1)
+    report = penstock.last_report()
+    assert report.bytes >= sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_parameters_and_tensors_with_gradients(tmp_path):
+    tensors = {"p": torch.nn.Parameter(torch.randn(3)), "g": torch.randn(3, requires_grad=True)}
+    mine = written(penstock.save_file, tmp_path / "mine.safetensors", tensors)
+    assert mine == written(theirs, tmp_path / "theirs.safetensors", tensors)
+
+
+def test_views_that_do_not_overlap_may_share_a_storage(tmp_path):
+    base = torch.arange(12).reshape(3, 4)
+    assert_same_file(tmp_path, {"top": base[:1], "bottom": base[1:]})
+
+
+def test_what_was_loaded_can_be_saved_again(tmp_path, device):
+    """Tensors of an arena share memory, but no bytes."""
+    tensors = {f"t{i}": random_tensor(torch.float32, (i,), seed=i) for i in range(1, 30)}
+    theirs(tensors, tmp_path / "x.safetensors")
+    for arena in (True, False):
+        loaded = penstock.load_file(tmp_path / "x.safetensors", device, arena=arena)
+        penstock.save_file(loaded, tmp_path / "mine.safetensors")
+        assert (tmp_path / "mine.safetensors").read_bytes() == \
+            (tmp_path / "x.safetensors").read_bytes()
+        theirs(loaded, tmp_path / "again.safetensors")
+        assert (tmp_path / "again.safetensors").read_bytes() == \
+            (tmp_path / "x.safetensors").read_bytes()
+
+
+def test_a_file_can_be_saved_over_itself(few):
+    path, tensors = few
+    before = path.read_bytes()
+    penstock.save_file(penstock.load_file(path), path, metadata={"format": "pt"})
+    assert path.read_bytes() == before
+
+
+def test_the_call_returns_nothing_and_takes_paths(tmp_path):
+    assert penstock.save_file({"a": torch.ones(1)}, str(tmp_path / "a.safetensors")) is None
+    assert penstock.save_file({"a": torch.ones(1)}, tmp_path / "b.safetensors", None) is None
+    assert penstock.save_file(tensors={"a": torch.ones(1)},
+                              filename=pathlib.Path(tmp_path / "c.safetensors"),
+                              metadata=None) is None
+    assert len({(tmp_path / f"{name}.safetensors").read_bytes() for name in "abc"}) == 1
+
+
+def test_numpy_arrays_are_saved_as_safetensors_saves_them(tmp_path):
+    import numpy
+    import safetensors.numpy
+
+    arrays = {"a": numpy.arange(6).reshape(2, 3), "b": numpy.ones(3, numpy.float16)}
+    penstock.save_file(arrays, tmp_path / "mine.safetensors")
+    safetensors.numpy.save_file(arrays, tmp_path / "theirs.safetensors")
+    assert (tmp_path / "mine.safetensors").read_bytes() == \
+        (tmp_path / "theirs.safetensors").read_bytes()
+
+
+# ----------------------------------------------------------------------- the same kind of error --
+
+BASE = torch.arange(12.0).reshape(3, 4)
+REFUSALS = {
+    "transposed": lambda: {"name": BASE.T},
+    "strided": lambda: {"name": BASE[:, :2]},
+    "expanded": lambda: {"name": torch.zeros(1).expand(3)},
+    "the same twice": lambda: {"name": BASE, "other": BASE},
+    "overlapping": lambda: {"name": BASE, "other": BASE[1:]},
+    "sparse": lambda: {"name": BASE.to_sparse()},
+    "list": lambda: {"name": [1, 2]},
+    "no dict": lambda: [BASE],
+    "number as name": lambda: {1: BASE},
+    "complex128": lambda: {"name": torch.zeros(2, dtype=torch.complex128)},
+    "meta": lambda: {"name": torch.zeros(2, device="meta")},
+    "real part": lambda: {"name": torch.zeros(2, dtype=torch.complex64).real},
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_safetensors_refuses_is_refused_and_leaves_the_old_file(tmp_path, case):
+    tensors = REFUSALS[case]()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    _, error = outcome(lambda: theirs(tensors, tmp_path / "theirs.safetensors"))
+    kinds = (type(error), ValueError, TypeError, penstock.Error) if isinstance(
+        error, (KeyError, NotImplementedError)) else type(error)
+    with pytest.raises(kinds, match="name|dict|str"):
+        penstock.save_file(tensors, path)
+    assert path.read_bytes() == b"old"
+    assert [entry for entry in os.listdir(tmp_path) if entry != "x.safetensors"] == []
+
+
+@pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}, "text", [("a", "b")]],
+                         ids=str)
+def test_metadata_must_be_a_dict_of_strings(tmp_path, metadata):
+    with pytest.raises((TypeError, ValueError)):
+        penstock.save_file({"a": BASE}, tmp_path / "x.safetensors", metadata=metadata)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_that_the_format_keeps_for_itself_is_refused(tmp_path):
+    """safetensors writes this and can not read it again."""
+    with pytest.raises((ValueError, penstock.Error), match="__metadata__"):
+        penstock.save_file({"__metadata__": BASE}, tmp_path / "x.safetensors")
+
+
+def test_lone_surrogates_are_refused(tmp_path):
+    with pytest.raises((ValueError, penstock.Error)):
+        penstock.save_file({"\ud800": BASE}, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(penstock.Error, match="nowhere") as caught:
+        penstock.save_file({"a": BASE}, tmp_path / "nowhere" / "x.safetensors")
+    assert caught.value.errno == 2
+
+
+def test_a_folder_in_the_way_is_an_error(tmp_path):
+    with pytest.raises(penstock.Error, match="folder"):
+        (tmp_path / "folder").mkdir()
+        penstock.save_file({"a": BASE}, tmp_path / "folder")
+
+
+# ------------------------------------------------------------------------------- all or nothing --
+
+def test_mode_bits_of_the_old_file_are_kept(tmp_path):
+    path = tmp_path / "x.safetensors"
+    for mode in (0o640, 0o600, 0o444, 0o664):
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        penstock.save_file({"a": BASE}, path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert_same(safetensors.torch.load_file(path), {"a": BASE})
+        path.unlink()
+
+
+def test_a_new_file_has_the_mode_that_umask_leaves(tmp_path):
+    old = os.umask(0o027)
+    try:
+        penstock.save_file({"a": BASE}, tmp_path / "x.safetensors")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "x.safetensors").stat().st_mode) == 0o640
+
+
+def test_nothing_but_the_file_is_left(tmp_path):
+    penstock.save_file({"a": BASE}, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    sizes = set()
+    with Talk("""
+        import sys, numpy, penstock
+        arrays = [{"a": numpy.full(1 << 20, i)} for i in range(2)]
+        print("ready")
+        for i in range(20):
+            penstock.save_file(arrays[i % 2], sys.argv[1])
+        print("done")
+        """, path) as saver:
+        assert saver.line() == "ready"
+        while saver.process.poll() is None:
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            sizes.add(len(content))
+            assert content[-(8 << 20):][:8] == content[-8:], "two saves in one file"
+        assert saver.line() == "done"
+    assert len(sizes) == 1
+
+
+def test_a_limit_on_file_size_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    said = python("""
+        import resource, sys, numpy, penstock
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            penstock.save_file({"a": numpy.zeros(8 << 20, numpy.uint8)}, sys.argv[1])
+        except penstock.Error as error:
+            print(error.errno, error)
+        """, path).stdout
+    assert said.startswith("27 ") and "x.safetensors" in said
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+FULL = """
+    import os, subprocess, sys, numpy, penstock
+    libc = __import__("ctypes").CDLL(None, use_errno=True)
+    def mount(*words):
+        if subprocess.run(["mount", *words], capture_output=True).returncode:
+            print("no mount")
+            sys.exit()
+    if libc.unshare(0x20000):
+        print("no mount")
+        sys.exit()
+    mount("--make-rprivate", "/")
+    folder, what = sys.argv[1:]
+    mount("-t", "tmpfs", "-o", "size=2m", "tmpfs", folder)
+    path = folder + "/x.safetensors"
+    open(path, "wb").write(b"old")
+    if what == "read-only":
+        mount("-o", "remount,ro", folder)
+    size = (8 << 20) if what == "full" else 8
+    try:
+        penstock.save_file({"a": numpy.zeros(size, numpy.uint8)}, path)
+        print("saved")
+    except penstock.Error as error:
+        print(error.errno, error)
+    assert open(path, "rb").read() == b"old"
+    assert os.listdir(folder) == ["x.safetensors"], os.listdir(folder)
+    """
+
+
+@pytest.mark.parametrize("what, number", [("full", 28), ("read-only", 30)])
+def test_a_full_or_read_only_store_leaves_the_old_file(tmp_path, what, number):
+    if not shutil.which("mount"):
+        pytest.skip("no mount(8) here")
+    said = python(FULL, tmp_path, what).stdout
+    if said.startswith("no mount"):
+        pytest.skip("may not mount a file system here")
+    assert said.startswith(f"{number} ") and "x.safetensors" in said
+
+
+def test_a_folder_that_may_not_be_written_leaves_the_old_file(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(penstock.Error) as caught:
+            penstock.save_file({"a": BASE}, path)
+        assert caught.value.errno == 13
+        assert path.read_bytes() == b"old"
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_ctrl_c_stops_a_save_and_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    with Talk("""
+        import sys, numpy, penstock
+        zeros = numpy.zeros(2 << 30, numpy.uint8)  # of the one page of zeros: no memory
+        print("saving")
+        try:
+            penstock.save_file({"a": zeros}, sys.argv[1])
+            print("saved")
+        except KeyboardInterrupt:
+            print("interrupted")
+        penstock.save_file({"a": zeros[:100]}, sys.argv[1] + ".after")
+        print("usable")
+        """, path) as saver:
+        assert saver.line() == "saving"
+        time.sleep(0.15)
+        start = time.monotonic()
+        saver.interrupt()
+        assert saver.line() == "interrupted"
+        assert time.monotonic() - start < 1.5
+        assert saver.line() == "usable"
+        saver.end()
+    assert path.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["x.safetensors", "x.safetensors.after"]
