@@ -676,7 +676,7 @@ static uint64_t choose_gap(const struct pen_options *options, const struct pen_e
 		/* What is out of bounds is refused later, in words. */
 		if (__builtin_mul_overflow(extent->rows - 1, extent->object_pitch, &length) ||
 		    __builtin_add_overflow(extent->offset, length, &end) ||
-		    end > extent->object->info.size)
+		    !length || end > extent->object->info.size)
 			continue;
 		samples++;
 		total += length;
