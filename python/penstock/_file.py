@@ -24,6 +24,7 @@ from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, refuse
 from ._frameworks import STREAM_LEGACY, import_module
+from ._options import options
 from ._progress import wait
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ class _Region:
             else:
                 read_only = self._from_host(thing)
         if _is_of("jax", "Array", thing):
+            # It may still be computed, on a stream that nobody tells of; and never changes.
             thing.block_until_ready()
             read_only = True
         if writable and read_only:
@@ -261,7 +263,7 @@ class File:
             raise ValueError("size is for new files, mode 'w', and not negative")
         self.path, self.mode = os.fspath(path), mode
         self._where = os.path.abspath(self.path)
-        self._options = _penstock.transfer_type(transfer), memory_limit
+        self._options = options(transfer, memory_limit)
         self._lock = threading.RLock()
         self._futures: list[Future] = []
         self._reader = self._writer = None

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _penstock, _prefetch, _report
+from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, DTYPES, Dlpack, adapter
+from ._options import options
 from ._progress import Bar, wait
 
 #: Bytes of one group of tensors that are converted; two groups are under way.
@@ -25,14 +26,12 @@ _ALIGN = 256
 
 
 class _Moves:
-    """The options that every call takes, as the engine wants them."""
+    """How the jobs of one call move, and what they report."""
 
     def __init__(self, transfer, memory_limit: int | None, progress: bool, share: int = 1):
         """`share`: how many jobs run at the same time and have to share the memory limit."""
-        if memory_limit is None:
-            memory_limit = 128 << 20
-        self.transfer = _penstock.transfer_type(transfer)
-        self.memory_limit = memory_limit // share
+        self.transfer, limit = options(transfer, memory_limit)
+        self.memory_limit = limit // share
         self.progress = progress
         self.reports: list[dict] = []
         self.started = time.perf_counter()

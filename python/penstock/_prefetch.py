@@ -25,7 +25,7 @@ class Prefetch:
         """Starts at once."""
         self.path, self.device = path, device
         self.key = os.path.realpath(path), device
-        self.error: Error | None = None
+        self.error: OSError | None = None
         try:
             self.model = _penstock.Model(path)
             selection = self.model.select([(i, None, None)
@@ -33,7 +33,7 @@ class Prefetch:
             self.offsets = selection.offsets()
             self.files = self._stamps()
             self.job = selection.load(open_device(device))
-        except Error as error:
+        except OSError as error:
             self.error = error
 
     def _stamps(self) -> list[tuple]:

@@ -12,6 +12,7 @@ from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import refuse
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch
+from ._options import options
 from ._progress import wait
 
 _WRITE = 2
@@ -123,7 +124,7 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
     """
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-    kind = _penstock.transfer_type(transfer)
+    kind, limit = options(transfer, memory_limit)
     pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
     _check_shared(pieces)
     # The largest alignment first, then by name: the order that safetensors has.
@@ -145,7 +146,7 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
         # The header is host memory whatever is asked for the tensors.
         how = kind if device != "host" or len(extents) == 1 else -1
         job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
-                              memory_limit, streams[device])
+                              limit, streams[device])
         reports.append(wait(job, os.path.basename(os.fspath(filename)), progress))
     target.commit()
     target.close()

@@ -75,6 +75,18 @@ def test_every_example_of_the_guide_runs(folder, device):
     assert "never closed" not in done.stderr
 
 
+def test_the_first_screen_of_the_readme_runs(folder, device):
+    text = (GUIDE.parent.parent / "README.md").read_text()
+    code = BLOCK.search(text[:2000])[1]
+    assert len([line for line in code.splitlines() if line.strip()]) == 3
+    for example, real in (('"path/to/model"', '"my-model"'), ('"cuda:0"', repr(device))):
+        assert example in code
+        code = code.replace(example, real)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, capture_output=True,
+                          env=environment(), timeout=120)
+    assert done.returncode == 0 and "GB/s" in done.stdout, done.stderr
+
+
 def test_the_guide_names_everything_there_is():
     text = GUIDE.read_text()
     missing = [name for name in penstock.__all__ if name not in ("Path", "Prefetch", "Report")

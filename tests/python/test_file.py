@@ -10,7 +10,6 @@ import mmap
 import os
 import signal
 import textwrap
-import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -584,16 +583,18 @@ def test_get_may_be_called_again_and_from_threads(source):
 
 
 def test_done_does_not_wait():
-    with penstock.File("pattern:8M,rate=20M") as file:
-        future = file.read_async(bytearray(8 * MIB))
+    with penstock.File("pattern:256M,rate=20M") as file, ThreadPoolExecutor(1) as pool:
+        future = file.read_async(bytearray(256 * MIB))
         begun = time.monotonic()
         assert not future.done()
-        assert time.monotonic() - begun < 0.2
-        waiter = threading.Thread(target=future.get)
-        waiter.start()
-        while not future.done():
-            time.sleep(0.01)
-        waiter.join()
+        waiter = pool.submit(future.get)
+        time.sleep(0.2)
+        assert not future.done(), "while somebody else waits"
+        assert time.monotonic() - begun < 5
+        future.cancel()
+        with pytest.raises(penstock.Error):
+            waiter.result()
+        assert future.done()
 
 
 def test_cancelled_futures_raise_each_time():
@@ -649,7 +650,7 @@ def test_futures_dropped_with_their_file_stop():
         file.read_async(bytearray(64 * MIB))
         del file
         gc.collect()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
 
 
 def test_threads_share_a_file(tmp_path):
@@ -674,7 +675,7 @@ INTERRUPTED = """
     path = sys.argv[1]
     buffer = bytearray(256 << 20)
     try:
-        with penstock.File(path, "w") as out, penstock.File("pattern:1G,rate=20M") as file:
+        with penstock.File(path, "w") as out, penstock.File("pattern:1G,rate=10M") as file:
             out.write(b"new")
             future = file.read_async(buffer)
             print("reading")
@@ -699,7 +700,7 @@ def test_ctrl_c_stops_at_once_and_commits_nothing(tmp_path, waiting):
         begun = time.monotonic()
         talk.interrupt()
         assert talk.line() == "interrupted True True"
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
         assert talk.line() == str(errno.ECANCELED)
         talk.end()
     assert path.read_text() == "old" and alone(path)
@@ -907,6 +908,12 @@ def test_gpu_arrays_are_looked_at_closely(tmp_path):
         assert penstock.File(folder + "/data").read(none) == 0
         assert penstock.File(folder + "/data").read(Interface(array, stream=2)) == size
         assert content(array) == data
+        try:
+            penstock.File(folder + "/data").read(Interface(array, stream=12345))
+        except penstock.Error as error:
+            assert error.domain == "cuda", error
+        else:
+            raise AssertionError("a stream that does not exist was taken, so it was not looked at")
     """)
 
 

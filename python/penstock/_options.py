@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: MIT
+"""The options that every call takes, as the engine wants them."""
+from __future__ import annotations
+
+from . import _penstock
+from ._error import refuse
+
+#: Most staging memory of one call.
+MEMORY_LIMIT = 128 << 20
+
+
+def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
+    """(transfer type, most bytes of staging memory); refuses what makes no sense, in words."""
+    if memory_limit is None:
+        memory_limit = MEMORY_LIMIT
+    elif not isinstance(memory_limit, int) or not 0 < memory_limit < 1 << 63:
+        raise refuse("keep within", "memory_limit", f"{memory_limit!r} is no number of bytes",
+                     "Give the most staging memory in bytes, 65536 or more, or None")
+    return _penstock.transfer_type(transfer), memory_limit
