@@ -26,7 +26,7 @@ test:
 
 install: all
 	@meson configure $(BUILD) --prefix $(abspath $(PREFIX)) --libdir lib >/dev/null
-	@meson install -C $(BUILD) --quiet >/dev/null
+	@meson install -C $(BUILD) --tags runtime,devel,man --quiet >/dev/null
 	@if [ "$$(id -u)" = 0 ]; then ldconfig; fi
 	@echo "installed under $(abspath $(PREFIX)); programs find the library if its lib folder"
 	@echo "is known to the linker (ldconfig, LD_LIBRARY_PATH or an rpath)"

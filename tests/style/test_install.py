@@ -5,6 +5,7 @@ The installation goes from the build that is there into a folder of the test's o
 DESTDIR, so that neither the machine nor the build changes.
 """
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,7 +61,9 @@ def root(tmp_path_factory):
     if not meson or not (BUILD / "libpenstock.so").exists():
         pytest.skip("there is no build to install from")
     root = tmp_path_factory.mktemp("root")
-    run(meson, "install", "-C", BUILD, "--no-rebuild", "--quiet", "--destdir", root)
+    # The parts that `make install` installs; the Python package is pip's.
+    tags = re.search(r"meson install .*--tags (\S+)", run("make", "-n", "install", cwd=ROOT))[1]
+    run(meson, "install", "-C", BUILD, "--no-rebuild", "--quiet", "--tags", tags, "--destdir", root)
     return root
 
 
