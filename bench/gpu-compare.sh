@@ -172,8 +172,10 @@ if [ "$only" != 7b ]; then
 	rm -rf "$data/torch"
 fi
 if [ "$only" != 0.6b ]; then
-	few="instanttensor=1,cold:instanttensor-buffered=2,cold:instanttensor-mmap=2,kvikio=2"
-	few="$few,mixed:*=1,mixed:penstock=3,mixed:torch*=0,mixed:penstock-pretrained=0"
+	few="instanttensor=1,cold:instanttensor-buffered=1,cold:instanttensor-mmap=1,kvikio=2"
+	few="$few,cold:safetensors-cpu=0,cold:penstock-pretrained=0,mixed:*=0,mixed:penstock=3"
+	few="$few,mixed:fastsafetensors=1,mixed:instanttensor-*=1,mixed:kvikio=1"
+	few="$few,mixed:safetensors-prefetch=1"
 	[ -n "$torch_7b" ] && torch="--torch-files $data/torch" || torch=
 	# shellcheck disable=SC2046,SC2086
 	compare 7b "$(left)" \
