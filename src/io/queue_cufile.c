@@ -16,7 +16,8 @@
  *   1. A call is in exactly one of the lists free, gathered, flying, home.
  *   2. The library keeps pointers into a flying call; it does not move and is not reused.
  *   3. The stream's flying calls are in its order, and the last of them is sealed: a fence was
- *      marked behind it. A passed fence means that all calls up to it have been executed.
+ *      marked behind it. A passed fence means that all calls up to it have been executed; that
+ *      the bytes of their reads are in place it does not always mean: see settle().
  *   4. One batch flies at a time, since a batch handle takes one submission at a time.
  *   5. A file in use by a call that is gathered or flying stays registered.
  *   6. Nothing is allocated after init().
@@ -42,6 +43,7 @@ struct file {
 	void *handle;
 	unsigned int busy;		/* calls gathered or flying */
 	uint64_t last_used;		/* by state.clock */
+	bool loose;			/* a stream read's count may precede its bytes */
 };
 
 struct call {
@@ -153,6 +155,7 @@ static void forget(struct file *file)
 static int find_file(struct state *state, struct pen_object *object, struct file **found,
 		     struct pen_error *err)
 {
+	char reason[PEN_REASON_MAX];
 	struct file *place = NULL;
 	int rc;
 
@@ -177,6 +180,7 @@ static int find_file(struct state *state, struct pen_object *object, struct file
 		if (rc)
 			return rc;
 		place->object = object;
+		place->loose = !cufile_real(fd, reason, sizeof(reason));
 	}
 	place->last_used = ++state->clock;
 	*found = place;
@@ -193,11 +197,60 @@ static int open_stream(struct state *state, struct pen_error *err)
 		state->stream.handle = NULL;
 		return rc;
 	}
+	/* What the library still does with a stream that it was told to forget, nobody knows. */
+	state->stream.lent = true;
 	rc = cufile_stream_open(state->stream.handle, err);
 	if (rc)
 		device_stream_close(state->device, &state->stream);
 	state->stream_known = !rc;
 	return rc;
+}
+
+static bool loose(const struct call *call)
+{
+	return !call->io.write && call->file->loose;
+}
+
+/*
+ * The flying calls up to `last` have been executed; see to it that their bytes are in place too.
+ *
+ * In compatibility mode the library reads into a buffer of its own and copies from there. On an
+ * H200 with libcufile 1.15 an event recorded behind such a call had passed and the call had left
+ * its full count, and device memory still held what had been there before: so that copy is not in
+ * the order of the stream that the call was put on. No handle leads to it, hence this waits for
+ * all that the device was given until now, other lanes' and other people's work included. Only
+ * reads in this mode pay for it: a file that goes around the host has no such copy, and what a
+ * write has copied is in the file by the time it tells its count.
+ */
+static int settle(struct state *state, const struct call *last, struct pen_error *err)
+{
+	const struct call *call = state->flying.head;
+
+	while (!loose(call)) {
+		if (call == last)
+			return 0;
+		call = call->next;
+	}
+	return device_settle(state->device, err);
+}
+
+/* Bring the flying calls up to `last` home by what the library left in them. */
+static void bring_home(struct state *state, const struct call *last)
+{
+	struct pen_error why;
+	bool unsettled = settle(state, last, &why) < 0;
+	struct call *call;
+
+	do {
+		int rc;
+
+		call = list_take(&state->flying);
+		rc = cufile_outcome(&call->io, &call->request->error);
+		if (!rc && unsettled && loose(call))
+			fail_home(state, call, &why);
+		else
+			come_home(state, call, rc);
+	} while (call != last);
 }
 
 /*
@@ -207,7 +260,6 @@ static int open_stream(struct state *state, struct pen_error *err)
 static void drain(struct state *state)
 {
 	struct device_stream after;
-	struct call *call;
 
 	if (!state->flying.head)
 		return;
@@ -224,8 +276,7 @@ static void drain(struct state *state)
 		state->stream_known = false;
 		open_stream(state, &state->broken);
 	}
-	while ((call = list_take(&state->flying)))
-		come_home(state, call, cufile_outcome(&call->io, &call->request->error));
+	bring_home(state, state->flying.tail);
 }
 
 static void issue(struct state *state, struct call *call)
@@ -258,24 +309,23 @@ static void seal(struct state *state)
 
 static void collect_stream(struct state *state)
 {
-	while (state->flying.head) {
-		struct call *last = state->flying.head, *call;
-		int rc;
+	const struct call *last = NULL;
 
-		while (!last->sealed)
-			last = last->next;
-		rc = device_poll(state->device, &last->fence, NULL);
+	for (struct call *call = state->flying.head; call; call = call->next) {
+		int rc = call->sealed ? device_poll(state->device, &call->fence, NULL) : 0;
+
 		if (rc == -EAGAIN)
-			return;
+			break;
 		if (rc) {
 			drain(state);
 			return;
 		}
-		do {
-			call = list_take(&state->flying);
-			come_home(state, call, cufile_outcome(&call->io, &call->request->error));
-		} while (call != last);
+		if (call->sealed)
+			last = call;
 	}
+	/* All in one go, since settling is dear. */
+	if (last)
+		bring_home(state, last);
 }
 
 /* ---------------------------------------------------------------------------------- batch -- */

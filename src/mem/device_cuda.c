@@ -424,14 +424,21 @@ static int gpu_poll(struct pen_device *device, struct device_fence *fence, struc
 	return fail(device, result, "finish a copy on", err);
 }
 
+static int gpu_settle(struct pen_device *device, struct pen_error *err)
+{
+	cuda_result result = CUDA(state_of(device)->api, cuCtxSynchronize);
+
+	return result ? fail(device, result, "wait for", err) : 0;
+}
+
 static void gpu_stream_close(struct pen_device *device, struct device_stream *stream)
 {
 	struct cuda_state *state = state_of(device);
 	void *handle = stream->handle;
 
 	stream->handle = NULL;
-	if (!handle ||
-	    (!state->api->cuStreamSynchronize(handle) && idle_keep(state, &state->streams, handle)))
+	if (!handle || (!state->api->cuStreamSynchronize(handle) && !stream->lent &&
+			idle_keep(state, &state->streams, handle)))
 		return;
 	state->api->cuStreamDestroy_v2(handle);
 }
@@ -445,6 +452,7 @@ static int gpu_stream_open(struct pen_device *device, void *after, struct device
 	cuda_result result = 0;
 	int rc;
 
+	stream->lent = false;
 	stream->handle = idle_take(state, &state->streams);
 	if (!stream->handle)
 		result = CUDA(state->api, cuStreamCreate, &stream->handle,
@@ -556,5 +564,6 @@ const struct device_ops device_cuda_ops = {
 	.copy = gpu_copy,
 	.mark = gpu_mark,
 	.poll = gpu_poll,
+	.settle = gpu_settle,
 	.close = gpu_close,
 };

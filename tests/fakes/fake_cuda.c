@@ -345,6 +345,9 @@ static size_t registered, peak_registered;
 static unsigned long violations;
 static char *texts[MAX_TEXTS];
 
+/* Told the context when a cuCtxSynchronize begins, with the mutex held. */
+static void (*on_settle)(CUcontext);
+
 static __thread struct {
 	struct context *stack[CTX_STACK];
 	int depth;
@@ -1324,6 +1327,9 @@ API(cuCtxSynchronize, void)
 	struct context *c;
 
 	ENTER(cuCtxSynchronize, USABLE, &c);
+	/* First: what the streams bring about from here on need not be waited for any more. */
+	if (on_settle)
+		on_settle((CUcontext)c);
 	for (size_t i = 0; i < n_streams; i++) {
 		if (streams[i] && streams[i]->ctx == c)
 			stream_run(streams[i], streams[i]->last);
@@ -1877,9 +1883,19 @@ API(cuLaunchHostFunc, CUstream h, CUhostFn fn, void *argument)
 	return leave(CUDA_SUCCESS);
 }
 
+/* For the fake libcufile alone, whose copies in streams of its own end there; see on_settle. */
+EXPORT void fake_cuda_on_settle(void (*fn)(CUcontext));
+EXPORT void fake_cuda_on_settle(void (*fn)(CUcontext))
+{
+	pthread_mutex_lock(&lock);
+	on_settle = fn;
+	pthread_mutex_unlock(&lock);
+}
+
 /*
- * For the fake libcufile alone, and there only inside a function that cuLaunchHostFunc() runs:
- * where the bytes of device memory really are, or NULL where there is no such memory.
+ * For the fake libcufile alone, and there only inside a function that cuLaunchHostFunc() or
+ * on_settle runs: where the bytes of device memory really are, or NULL where there is no such
+ * memory.
  */
 EXPORT void *fake_cuda_reach(CUdeviceptr at, size_t n);
 EXPORT void *fake_cuda_reach(CUdeviceptr at, size_t n)

@@ -10,6 +10,10 @@
  *  3. A descriptor is registered once at a time; a batch holds one submission of at most 128.
  *  4. Handles are numbers and are never reused, so a stale one is always seen as stale.
  *  5. `lock` is never held while libcuda is called: libcuda calls us with its own lock held.
+ *  6. In compatibility mode a stream read tells its count when the stream runs it, but its bytes
+ *     are in a buffer of ours then; they come to device memory, as if in a stream of ours, when
+ *     somebody waits for the whole context. The real library (1.15) was seen to tell a count, and
+ *     its stream to pass, before the bytes were there.
  *
  * The environment, read once, at the first call; a malformed value ends the process with 98:
  *   FAKE_CUFILE_FAIL            "cuFileRead:3=5013,stream-io:1+=5030,batch-entry:2=5": the k-th
@@ -19,7 +23,8 @@
  *   FAKE_CUFILE_SHORT           "2,5": these transfers move half of what they should; "*": all
  *   FAKE_CUFILE_REGISTER_ERROR  every cuFileHandleRegister fails with this
  *   FAKE_CUFILE_DRIVER_ERROR    every cuFileDriverOpen fails with this
- *   FAKE_CUFILE_COMPAT          1 (default): no nvidia-fs; 0: nvidia-fs with NVMe
+ *   FAKE_CUFILE_COMPAT          1 (default): no nvidia-fs, stream reads as in 6; 0: nvidia-fs
+ *                               with NVMe
  *   FAKE_CUFILE_BATCH_SHUFFLE   1: batch entries end out of order and over several polls
  *   FAKE_CUFILE_REPORT          path of a JSON report written at exit; %p becomes the process id
  */
@@ -173,11 +178,20 @@ struct stream {
 struct late {
 	struct late *next;
 	bool write;
-	void *fh, *base;
+	void *fh, *base, *context;
 	CUstream stream;
 	const size_t *size;
 	const off_t *offset, *base_offset;
 	ssize_t *moved;
+};
+
+/* Bytes of a stream read that have been told of and are not in device memory yet. */
+struct loose {
+	struct loose *next;
+	void *context;
+	uintptr_t at;
+	size_t size;
+	unsigned char bytes[];
 };
 
 struct batch {
@@ -205,6 +219,7 @@ static struct {
 	int (*cuStreamSynchronize)(CUstream);
 	int (*cuLaunchHostFunc)(CUstream, void (*)(void *), void *);
 	void *(*fake_cuda_reach)(unsigned long long, size_t);
+	void (*fake_cuda_on_settle)(void (*)(void *));
 } cuda;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -220,6 +235,7 @@ static size_t stream_count, stream_room;
 static struct batch **batches;
 static size_t batch_count, batch_room;
 static struct late *late_calls;
+static struct loose *loose_reads, **loose_end = &loose_reads;	/* first told, first in place */
 static unsigned long calls[FN_COUNT], transfers, shortened, injected, driver_opens, driver_closes;
 static unsigned long long bytes_read, bytes_written;
 static unsigned long violations;
@@ -331,6 +347,8 @@ static void *need(void *library, const char *name)
 	return symbol;
 }
 
+static void land_loose(void *context);
+
 static void configure(void)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -343,6 +361,8 @@ static void configure(void)
 	*(void **)&cuda.cuStreamSynchronize = need(library, "cuStreamSynchronize");
 	*(void **)&cuda.cuLaunchHostFunc = need(library, "cuLaunchHostFunc");
 	*(void **)&cuda.fake_cuda_reach = need(library, "fake_cuda_reach");
+	*(void **)&cuda.fake_cuda_on_settle = need(library, "fake_cuda_on_settle");
+	cuda.fake_cuda_on_settle(land_loose);
 	cfg.fail_count = parse_rules("FAKE_CUFILE_FAIL", cfg.fail, true);
 	cfg.cut_count = parse_rules("FAKE_CUFILE_SHORT", cfg.cut, false);
 	cfg.register_error = env_number("FAKE_CUFILE_REGISTER_ERROR", 0);
@@ -722,7 +742,54 @@ EXPORT CUfileError_t cuFileStreamDeregister(CUstream handle)
 	return leave(code);
 }
 
-/* Run by the fake libcuda with its lock held: the bytes are reached, not copied through it. */
+/* Run by the fake libcuda with its lock held, as what follows. */
+static void land_loose(void *context)
+{
+	struct loose **link = &loose_reads, *loose;
+	unsigned char *bytes;
+
+	pthread_mutex_lock(&lock);
+	while ((loose = *link)) {
+		if (loose->context != context) {
+			link = &loose->next;
+			continue;
+		}
+		bytes = cuda.fake_cuda_reach(loose->at, loose->size);
+		if (bytes)
+			memcpy(bytes, loose->bytes, loose->size);
+		else
+			violate_locked("memory freed before the bytes of a stream read were there");
+		*link = loose->next;
+		free(loose);
+	}
+	loose_end = link;
+	pthread_mutex_unlock(&lock);
+}
+
+static ssize_t read_loose(const struct late *late, int fd, uintptr_t at, size_t size)
+{
+	struct loose *loose = malloc(sizeof(*loose) + size);
+	ssize_t n;
+
+	if (!loose)
+		die("out of memory");
+	n = pread(fd, loose->bytes, size, *late->offset);
+	if (n <= 0) {
+		free(loose);
+		return n;
+	}
+	loose->context = late->context;
+	loose->at = at;
+	loose->size = (size_t)n;
+	loose->next = NULL;
+	pthread_mutex_lock(&lock);
+	*loose_end = loose;
+	loose_end = &loose->next;
+	pthread_mutex_unlock(&lock);
+	return n;
+}
+
+/* The bytes are reached, not copied through libcuda. */
 static ssize_t move_reached(const struct late *late)
 {
 	size_t size = *late->size;
@@ -736,8 +803,12 @@ static ssize_t move_reached(const struct late *late)
 	bytes = cuda.fake_cuda_reach((uintptr_t)late->base + (size_t)base_offset, size);
 	if (!bytes)
 		return -ERR_POINTER;
-	n = late->write ? pwrite(fd, bytes, size, *late->offset) :
-			  pread(fd, bytes, size, *late->offset);
+	if (late->write)
+		n = pwrite(fd, bytes, size, *late->offset);
+	else if (cfg.compat)
+		n = read_loose(late, fd, (uintptr_t)late->base + (size_t)base_offset, size);
+	else
+		n = pread(fd, bytes, size, *late->offset);
 	if (n < 0)
 		return -errno;
 	account(late->write, (size_t)n);
@@ -796,7 +867,9 @@ static CUfileError_t stream_call(int fn, struct late wanted)
 	if (stream)
 		stream->queued++;
 	pthread_mutex_unlock(&lock);
-	rc = cuda.cuLaunchHostFunc(wanted.stream, run_late, late);
+	rc = cuda.cuCtxGetCurrent(&late->context);
+	if (!rc)
+		rc = cuda.cuLaunchHostFunc(wanted.stream, run_late, late);
 	if (rc) {
 		unlink_late(late);
 		free(late);
@@ -1082,10 +1155,19 @@ static void __attribute__((destructor)) fake_unload(void)
 {
 	if (owner != getpid())
 		return;
+	if (cuda.fake_cuda_on_settle)
+		cuda.fake_cuda_on_settle(NULL);
 	pthread_mutex_lock(&lock);
 	if (cfg.report && *cfg.report)
 		write_report_locked();
 	/* Only for leak checkers. Late calls stay: a stream of libcuda may still point at them. */
+	while (loose_reads) {
+		struct loose *loose = loose_reads;
+
+		loose_reads = loose->next;
+		free(loose);
+	}
+	loose_end = &loose_reads;
 	for (size_t i = 0; i < batch_count; i++)
 		free(batches[i]);
 	for (int i = 0; i < TEXTS_MAX; i++)

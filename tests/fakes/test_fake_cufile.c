@@ -53,6 +53,7 @@ struct event {
 	X(int, cuDevicePrimaryCtxRetain, void **, int)             \
 	X(int, cuDevicePrimaryCtxRelease_v2, int)                  \
 	X(int, cuCtxSetCurrent, void *)                            \
+	X(int, cuCtxSynchronize, void)                             \
 	X(int, cuMemAlloc_v2, dptr *, size_t)                      \
 	X(int, cuMemFree_v2, dptr)                                 \
 	X(int, cuMemcpyHtoD_v2, dptr, const void *, size_t)        \
@@ -218,6 +219,40 @@ static void t_late(void)
 	end();
 }
 
+/* In compatibility mode a count is no promise: only a wait for the context that begins after it
+ * brings the bytes, and one for the stream does not. */
+static void t_loose(void)
+{
+	size_t size = 2000;
+	off_t zero = 0, far = 5000;
+	ssize_t first = -77, second = -77;
+	void *stream;
+
+	begin();
+	CHECK(!cuStreamCreate(&stream, 1) && !cuFileStreamRegister(stream, 0).err);
+	CHECK(!cuFileReadAsync(fh, device(), &size, &zero, &zero, &first, stream).err);
+	CHECK(!cuStreamSynchronize(stream) && first == 2000 && !landed(0, 0, 1));
+	CHECK(!cuFileReadAsync(fh, device(), &size, &far, &far, &second, stream).err);
+	CHECK(second == -77 && !cuCtxSynchronize());
+	CHECK(landed(0, 0, 2000) && second == 2000 && !landed(5000, 5000, 1));
+	CHECK(!cuCtxSynchronize() && landed(5000, 5000, 2000));
+	CHECK(!cuFileStreamDeregister(stream).err && !cuStreamDestroy_v2(stream));
+	end();
+}
+
+static void t_loose_freed(void)
+{
+	size_t size = 2000;
+	off_t zero = 0;
+	ssize_t moved = -77;
+
+	begin();
+	CHECK(!cuFileReadAsync(fh, device(), &size, &zero, &zero, &moved, NULL).err);
+	CHECK(!cuStreamSynchronize(NULL) && moved == 2000);
+	CHECK(!cuMemFree_v2(memory) && fake_cufile_leaks(NULL, 0) == 1);
+	CHECK(!cuCtxSynchronize() && fake_cufile_leaks(NULL, 0) == 2);
+}
+
 static void t_late_failure(void)
 {
 	size_t size = 100;
@@ -328,7 +363,9 @@ static const struct {
 	{ "sync", t_sync, 0, { 0 } },
 	{ "register twice", t_register, 0, { 0 } },
 	{ "stale handle", t_stale, 0, { 0 } },
-	{ "late", t_late, 0, { 0 } },
+	{ "late", t_late, 0, { "FAKE_CUFILE_COMPAT=0" } },
+	{ "loose", t_loose, 0, { 0 } },
+	{ "loose, freed", t_loose_freed, 0, { 0 } },
 	{ "late failure", t_late_failure, 0,
 	  { "FAKE_CUFILE_FAIL=stream-io:2=5,cuFileReadAsync:3=5030", "FAKE_CUFILE_SHORT=1" } },
 	{ "batch", t_batch, 0, { 0 } },

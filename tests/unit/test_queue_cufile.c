@@ -446,6 +446,180 @@ TEST(what_fails_for_good_brings_everything_home)
 	CHECK_EQ(CASE(all_lost, 0, "FAKE_CUFILE_FAIL=cuFileRead:*=5030"), 0);
 }
 
+/* How often the fake driver was asked for something. */
+static int driver_calls(const char *name)
+{
+	int (*count)(const char *) = NULL;
+
+	*(void **)&count = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "fake_cuda_calls");
+	return count(name);
+}
+
+/* Each request's bytes are looked at the moment it is home. */
+static void in_place(int transfer)
+{
+	struct queue_request *home[3];
+	unsigned int sent = 0, taken = 0;
+
+	open_world(40 * 1000, true);
+	WANT(!start(transfer, 4, NULL));
+	prepare(40, 1000, 0, false);
+	while (taken < 40 && !bad) {
+		unsigned int n;
+
+		while (sent < 40 && !queue_submit(&world.queue, &world.requests[sent]))
+			sent++;
+		n = queue_reap(&world.queue, home, 3, 1000000);
+		for (unsigned int i = 0; i < n; i++) {
+			account(home[i]);
+			check_memory(home[i]->offset, 1000);
+		}
+		taken += n;
+	}
+	WANT(world.full == 40);
+	queue_fini(&world.queue);
+	close_world();
+}
+
+TEST(a_call_comes_home_after_its_bytes)
+{
+	NEED_FAKES();
+	for EACH(i) {
+		CHECK_EQ(CASE(in_place, flavours[i]), 0);
+		CHECK_EQ(CASE(in_place, flavours[i], "FAKE_CUDA_POLLS=0"), 0);
+		CHECK_EQ(CASE(in_place, flavours[i], "FAKE_CUFILE_COMPAT=0"), 0);
+		/* The stream is waited for then: once by another, once by closing it. */
+		CHECK_EQ(CASE(in_place, flavours[i], "FAKE_CUDA_FAIL=cuEventRecord:3=999"), 0);
+		CHECK_EQ(CASE(in_place, flavours[i], "FAKE_CUDA_FAIL=cuEventQuery:*=999"), 0);
+		CHECK_EQ(CASE(in_place, flavours[i],
+			      "FAKE_CUDA_FAIL=cuEventQuery:3=999,cuStreamCreate:2=2"), 0);
+	}
+}
+
+/* Waiting for the whole device is dear: once for all that is home, and only for stream reads. */
+static void settled_once(int transfer)
+{
+	bool streams = transfer == PEN_GPU_DIRECT_ASYNC || transfer == PEN_GPU_BATCH_STREAM;
+	struct queue_request *home[20];
+
+	open_world(20 * 1000, true);
+	WANT(!start(transfer, 20, NULL));
+	for (int write = 0; write < 2; write++) {
+		unsigned int taken = 0;
+		int before = driver_calls("cuCtxSynchronize");
+
+		prepare(20, 1000, 0, write);
+		for (int i = 0; i < 20; i++)
+			WANT(!queue_submit(&world.queue, &world.requests[i]));
+		while (taken < 20 && !bad)
+			taken += queue_reap(&world.queue, home, 20, 1000000);
+		WANT(driver_calls("cuCtxSynchronize") - before == (streams && !write));
+	}
+	check_memory(0, 20 * 1000);
+	check_file(0, 20 * 1000);
+	queue_fini(&world.queue);
+	close_world();
+}
+
+TEST(the_device_is_waited_for_once_and_only_for_stream_reads)
+{
+	NEED_FAKES();
+	for EACH(i)
+		CHECK_EQ(CASE(settled_once, flavours[i], "FAKE_CUDA_POLLS=0"), 0);
+}
+
+/* Where that wait fails, nobody knows whether the bytes came; what was written, was. */
+static void unsettled(int transfer)
+{
+	open_world(20 * 1000, true);
+	WANT(!start(transfer, 8, NULL));
+	prepare(20, 1000, 0, false);
+	for (int i = 1; i < 20; i += 2)
+		world.requests[i].write = true;
+	run_requests(20);
+	WANT(world.failed == 10 && world.full == 10);
+	for (int i = 0; i < 20; i++)
+		WANT(!world.requests[i].result == world.requests[i].write);
+	WANT(world.error.domain == PEN_DOMAIN_CUDA && world.error.raw == 999);
+	WANT(world.error.offset >= 0 && !strcmp(world.error.object, "cuda:0"));
+	WANT(!strcmp(world.error.operation, "wait for") && world.error.hint[0]);
+	queue_fini(&world.queue);
+	close_world();
+}
+
+/* Only those of one wait fail, and the next are well. */
+static void unsettled_once(int transfer)
+{
+	open_world(20 * 1000, true);
+	WANT(!start(transfer, 4, NULL));
+	prepare(20, 1000, 0, false);
+	run_requests(20);
+	WANT(world.failed && world.failed <= 4 && world.full == 20 - world.failed);
+	run_requests(20);
+	WANT(world.full == 20);
+	check_memory(0, 20 * 1000);
+	queue_fini(&world.queue);
+	close_world();
+}
+
+TEST(reads_that_cannot_be_waited_for_fail_with_words)
+{
+	static const int streams[] = { PEN_GPU_DIRECT_ASYNC, PEN_GPU_BATCH_STREAM };
+
+	NEED_FAKES();
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(CASE(unsettled, streams[i], "FAKE_CUDA_FAIL=cuCtxSynchronize:*=999"), 0);
+		CHECK_EQ(CASE(unsettled, streams[i], "FAKE_CUDA_FAIL=cuCtxSynchronize:*=999,"
+						     "cuEventRecord:2=999"), 0);
+		CHECK_EQ(CASE(unsettled_once, streams[i],
+			      "FAKE_CUDA_FAIL=cuCtxSynchronize:2=999"), 0);
+	}
+}
+
+/* Through the engine: what a job that is over has read is there, at once, whatever the lanes. */
+static void engine_reads(int transfer)
+{
+	static const unsigned int lane_counts[] = { 1, 4, 16 };
+	const size_t size = 3 << 20;
+	unsigned char *blank = calloc(1, size);
+	struct pen_object *object;
+	struct pen_error err;
+
+	open_world(size, true);
+	WANT(!pen_object_open(world.path, PEN_READ, 0, &object, &err));
+	for (int i = 0; i < 6; i++) {
+		struct pen_options options = PEN_OPTIONS_INIT;
+		struct pen_report report = PEN_REPORT_INIT;
+		size_t skip = i % 2 ? 777 : 0;
+		struct pen_extent extent = {
+			.object = object, .offset = skip, .length = size - skip,
+			.memory = world.memory + skip,
+		};
+
+		options.transfer = transfer;
+		options.lanes = lane_counts[i / 2];
+		options.request_size = 128 << 10;
+		WANT(!pen_device_put(world.device, world.memory, blank, size, &err));
+		WANT(!pen_transfer(PEN_READ, world.device, &extent, 1, &options, &report, &err));
+		check_memory(skip, size - skip);
+		WANT(report.bytes == size - skip && report.path_count == 1);
+		WANT(strstr(report.paths[0].path, "cufile-compat"));
+	}
+	pen_object_close(object);
+	free(blank);
+	cufile_trim();
+	close_world();
+}
+
+TEST(a_job_by_any_flavour_ends_after_its_bytes)
+{
+	NEED_FAKES();
+	for EACH(i) {
+		CHECK_EQ(CASE(engine_reads, flavours[i]), 0);
+		CHECK_EQ(CASE(engine_reads, flavours[i], "FAKE_CUDA_POLLS=0"), 0);
+	}
+}
+
 static void refused_file(int transfer)
 {
 	open_world(20 * 1000, true);
@@ -703,7 +877,8 @@ static int fail_kth(const char *name)
 {
 	/* Releasing calls have no failure that anybody could act upon. */
 	if (strncmp(name, "cuFile", 6) && strncmp(name, "cuEvent", 7) &&
-	    strncmp(name, "cuStream", 8) && strcmp(name, "malloc"))
+	    strncmp(name, "cuStream", 8) && strcmp(name, "cuCtxSynchronize") &&
+	    strcmp(name, "malloc"))
 		return 0;
 	fault_count++;
 	return fault_count == fault_at || (fault_onward && fault_count > fault_at) ? EIO : 0;
