@@ -8,7 +8,11 @@ DEPS ?= $(PENSTOCK_DEPS)
 
 MESON_OPTIONS = --prefix $(abspath $(PREFIX)) $(if $(DEPS),-Ddeps=$(abspath $(DEPS)))
 
-all: $(BUILD)/build.ninja
+all: compile
+	@python=; if [ -d $(BUILD)/python/penstock ]; then python=", $(BUILD)/python"; fi; \
+	echo "built $(BUILD)/penstock, $(BUILD)/libpenstock.so$$python"
+
+compile: $(BUILD)/build.ninja
 	@said=$$(ninja -C $(BUILD) --quiet 2>&1) || { echo "$$said"; exit 1; }; \
 	case $$said in ''|*'no work to do.') ;; *) echo "$$said" ;; esac
 
@@ -17,14 +21,14 @@ $(BUILD)/build.ninja:
 	@meson setup $(BUILD) $(MESON_OPTIONS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 	@rm -f $(BUILD).log
 
-demo: all
+demo: compile
 	@tools/demo.sh $(BUILD)
 
 test:
 	@tools/setup.sh test
 	@tools/test.sh
 
-install: all
+install: compile
 	@meson configure $(BUILD) --prefix $(abspath $(PREFIX)) --libdir lib >/dev/null
 	@meson install -C $(BUILD) --tags runtime,devel,man --quiet >/dev/null
 	@if [ "$$(id -u)" = 0 ]; then ldconfig; fi
@@ -35,16 +39,16 @@ uninstall:
 	@ninja -C $(BUILD) --quiet uninstall >/dev/null
 	@echo "removed what was installed last"
 
-gpu-test: all
+gpu-test: compile
 	@tools/gpu-test.sh $(BUILD)
 
-gpu-bench: all
+gpu-bench: compile
 	@bench/gpu-bench.sh $(BUILD)
 
-bench: all
+bench: compile
 	@bench/host-bench.sh $(BUILD)
 
 clean:
 	rm -rf build build-asan build-tsan
 
-.PHONY: all demo test install uninstall gpu-test gpu-bench bench clean
+.PHONY: all compile demo test install uninstall gpu-test gpu-bench bench clean

@@ -22,6 +22,7 @@
 #define WINDOW_SECONDS 0.05
 #define WINDOW_BYTES ((uint64_t)64 << 20)
 #define FILE_EXTENTS_MAX (READ_BYTES / BUFFER + 64)
+#define LEAST_BYTES ((uint64_t)16 << 20)	/* what less takes is noise */
 
 /* ---------------------------------------------------------------------------- measurement -- */
 
@@ -104,6 +105,8 @@ static int measure_copies(struct ceiling *ceiling, const struct ceiling_load *lo
 		if (!pen_job_start(PEN_READ, load->device, extents, count, &options, &job, NULL))
 			rc = measure(job, COPY_SECONDS, &ceiling->copy_rate);
 		pen_device_free(load->device, buffer, BUFFER, NULL);
+	} else {
+		ceiling->reason = "the GPU has no memory left to measure with";
 	}
 	pen_object_close(zeros);
 	return rc;
@@ -152,7 +155,9 @@ static int measure_store(struct ceiling *ceiling, const struct ceiling_load *loa
 		return 0;
 	for (size_t i = 0; i < file_count; i++)
 		count = add_direct(&files[i], plans[i], buffer, extents, count, &left);
-	if (count && !pen_job_start(PEN_READ, host, extents, count, NULL, &job, NULL))
+	if (!count)
+		ceiling->reason = "what was read from the store is in the page cache by now";
+	else if (!pen_job_start(PEN_READ, host, extents, count, NULL, &job, NULL))
 		rc = measure(job, READ_SECONDS, &ceiling->store_rate);
 	pen_device_free(host, buffer, BUFFER, NULL);
 	return rc;
@@ -186,7 +191,9 @@ static int measure_cache(struct ceiling *ceiling, const struct ceiling_load *loa
 		again[count++].memory = load->memory + (uintptr_t)load->placements[i].memory;
 		bytes += tensor->bytes;
 	}
-	if (bytes && !pen_load_start(load->model, load->device, again, count, NULL, &job, NULL))
+	if (!bytes)
+		ceiling->reason = "what was read from the page cache is no longer there";
+	else if (!pen_load_start(load->model, load->device, again, count, NULL, &job, NULL))
 		rc = measure(job, READ_SECONDS, &ceiling->cache_rate);
 	free(again);
 	return rc;
@@ -228,6 +235,20 @@ static void raise_to(double *seconds, uint64_t bytes, double rate)
 		*seconds = needed;
 }
 
+static const char *what_is_missing(const struct ceiling *ceiling, const struct ceiling_load *load,
+				   uint64_t direct, uint64_t cached)
+{
+	if (ceiling->reason)
+		return ceiling->reason;
+	if (!load->on_host && !ceiling->copy_rate)
+		return "copies to the GPU failed when they were to be measured";
+	if (direct && !ceiling->store_rate)
+		return "reads from the store failed when they were to be measured";
+	if (cached && !ceiling->cache_rate)
+		return "reads from the page cache failed when they were to be measured";
+	return NULL;
+}
+
 int ceiling_measure(struct ceiling *ceiling, const struct ceiling_load *load)
 {
 	const struct pen_report *report = load->report;
@@ -235,20 +256,28 @@ int ceiling_measure(struct ceiling *ceiling, const struct ceiling_load *load)
 	int rc = 0;
 
 	*ceiling = (struct ceiling){ .seconds = 0 };
+	if (report->bytes < LEAST_BYTES) {
+		ceiling->reason = "too small to measure";
+		return 0;
+	}
 	for (uint32_t i = 0; i < report->path_count; i++) {
 		if (is_direct(report->paths[i].path))
 			direct += report->paths[i].bytes;
 		else
 			cached += report->paths[i].bytes;
 	}
+	/* What is hardly anything is in nobody's way: the ends of a cold file are often cached. */
+	direct = direct < report->bytes / 50 ? 0 : direct;
+	cached = cached < report->bytes / 50 ? 0 : cached;
 	cached = load->on_host ? cached : 0;	/* a GPU's copies are slower than what feeds them */
 	if (!load->on_host && report->bytes)
 		rc = measure_copies(ceiling, load);
 	if (!rc && (direct || cached))
 		rc = measure_files(ceiling, load, direct, cached);
 	/* A hop that should be in the way and could not be measured leaves the whole unknown. */
-	if (rc || (direct && !ceiling->store_rate) || (cached && !ceiling->cache_rate) ||
-	    (!load->on_host && !ceiling->copy_rate))
+	if (!rc)
+		ceiling->reason = what_is_missing(ceiling, load, direct, cached);
+	if (rc || ceiling->reason)
 		return rc;
 	raise_to(&ceiling->seconds, report->bytes, ceiling->copy_rate);
 	raise_to(&ceiling->seconds, direct, ceiling->store_rate);

@@ -18,6 +18,7 @@
 struct ceiling {
 	double store_rate, copy_rate, cache_rate;	/* bytes per second; 0: not in the way */
 	double seconds;		/* the least it could take after its set-up; 0: not known */
+	const char *reason;	/* why it is not known; NULL where it is, or nobody asked */
 };
 
 /* A load that has been done: what was placed where, and what its job reported. */

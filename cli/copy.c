@@ -99,6 +99,14 @@ static int check_request(const struct copy *copy, struct pen_error *err)
 		error_hint(err, "Say how much with --size, such as --size 1G");
 		return -EINVAL;
 	}
+	if (!from_memory && !to_memory && set->engine.memory_limit &&
+	    set->engine.memory_limit < 4 * OPTIONS_MEMORY_LEAST) {
+		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
+			  "a copy from object to object needs more");
+		error_hint(err, "Allow at least %llu KiB",
+			   (unsigned long long)(4 * OPTIONS_MEMORY_LEAST) >> 10);
+		return -EINVAL;
+	}
 	if (set->offset && from_memory)
 		return error_set(err, -EINVAL, "use", "--offset", -1,
 				 "the source is memory, which is filled from its start");
@@ -166,13 +174,6 @@ static int take_memory(struct copy *copy, struct pen_error *err)
 		uint64_t limit = copy->set.engine.memory_limit;
 		uint64_t share = (limit ? limit : MEMORY_LIMIT) / 4;
 
-		if (share < OPTIONS_MEMORY_LEAST) {
-			error_set(err, -EINVAL, "keep within", "the memory limit", -1,
-				  "a copy from object to object needs more");
-			error_hint(err, "Allow at least %llu KiB",
-				   (unsigned long long)(4 * OPTIONS_MEMORY_LEAST) >> 10);
-			return -EINVAL;
-		}
 		copy->set.engine.memory_limit = share;
 		copy->window = share & ~(uint64_t)4095;	/* so that requests stay aligned */
 	}
@@ -364,8 +365,9 @@ static void tell_interruption(const struct copy *copy, struct pen_error *err)
 	else if (copy->to.kind == SIDE_FILE)
 		state = copy->set.in_place ? "may hold some of the new bytes"
 					   : "was left as it was";
-	error_set(err, -ECANCELED, "", copy->to.name, -1, "interrupted%s%s%s%s",
+	error_set(err, -ECANCELED, "copy to", copy->to.name, -1, "interrupted%s%s%s%s",
 		  state[0] ? "; " : "", state[0] ? copy->to.name : "", state[0] ? " " : "", state);
+	error_hint(err, "Run it again; it starts from the beginning");
 }
 
 static int name_sides(struct copy *copy, char **names, struct pen_error *err)
@@ -395,6 +397,8 @@ static int run_copy(int argc, char **argv)
 		rc = name_sides(&copy, argv, &err);
 	if (!rc)
 		rc = check_request(&copy, &err);
+	if (!rc)
+		rc = options_check(&copy.set.engine, &err);
 	if (!rc) {
 		status = STATUS_FAILURE;
 		interrupt_init();

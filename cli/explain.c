@@ -23,9 +23,9 @@ struct settings {
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry explain_options[] = {
-	{ "device", 0, OPTION_TEXT, "DEVICE", AT(device),
-	  .help = "Where the bytes are to land: host or cuda:N; otherwise cuda:0, or host where "
-		  "there is none" },
+	{ "device", 0, OPTION_DEVICE, "DEVICE", AT(device),
+	  .help = "Where the bytes are to land: host (or cpu) or cuda:N; otherwise cuda:0, or "
+		  "host where there is none" },
 	{ "transfer", 't', OPTION_TRANSFER, "TYPE", AT(engine.transfer),
 	  .help = "Explain this type instead of the best path" },
 	{ "memory-limit", 0, OPTION_SIZE, "SIZE", AT(engine.memory_limit), .min = 65536,
@@ -45,8 +45,7 @@ static int open_device(const struct settings *set, struct pen_device **device, c
 	struct pen_error gpu;
 
 	if (set->device)
-		return pen_device_open(!strcmp(set->device, "host:") ? "host" : set->device, device,
-				       err);
+		return pen_device_open(set->device, device, err);
 	if (!pen_device_open("cuda:0", device, &gpu)) {
 		if (!pen_device_ready(*device, &gpu))
 			return 0;

@@ -171,22 +171,20 @@ static int name_width(const struct listing *list)
 	return width;
 }
 
-static char *shape_text(const struct pen_tensor *tensor, char *text, size_t size)
+/* Print a shape, all of it however long, and spaces up to a column of `width`. */
+static void print_shape(const struct pen_tensor *tensor, int width)
 {
-	size_t used = (size_t)snprintf(text, size, "[");
+	int used = printf("[");
 
-	for (uint32_t i = 0; i < tensor->rank && used < size; i++)
-		used += (size_t)snprintf(text + used, size - used, "%s%llu", i ? "," : "",
-					 (unsigned long long)tensor->shape[i]);
-	if (used < size)
-		snprintf(text + used, size - used, "]");
-	return text;
+	for (uint32_t i = 0; i < tensor->rank; i++)
+		used += printf("%s%llu", i ? "," : "", (unsigned long long)tensor->shape[i]);
+	used += printf("]");
+	printf("%*s", used < width ? width - used : 0, "");
 }
 
 static void print_tensors(const struct listing *list)
 {
 	int width = name_width(list);
-	char shape[400];
 
 	printf("\n  %-*s  %-11s  %-16s  %13s  %4s  %14s  %5s\n", width, "name", "dtype", "shape",
 	       "bytes", "file", "offset", "align");
@@ -195,8 +193,9 @@ static void print_tensors(const struct listing *list)
 
 		printf("  ");
 		print_name(tensor->name, width);
-		printf("  %-11s  %-16s  %13llu  %4u  %14llu  %5u\n", pen_dtype_name(tensor->dtype),
-		       shape_text(tensor, shape, sizeof(shape)), (unsigned long long)tensor->bytes,
+		printf("  %-11s  ", pen_dtype_name(tensor->dtype));
+		print_shape(tensor, 16);
+		printf("  %13llu  %4u  %14llu  %5u\n", (unsigned long long)tensor->bytes,
 		       tensor->file + 1, (unsigned long long)tensor->offset,
 		       alignment(tensor->offset));
 	}

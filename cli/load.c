@@ -40,8 +40,8 @@ struct settings {
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry load_options[] = {
-	{ "device", 'd', OPTION_TEXT, "DEVICE", AT(device),
-	  .help = "Where the tensors are to land: cuda:N or host; otherwise cuda:0" },
+	{ "device", 'd', OPTION_DEVICE, "DEVICE", AT(device),
+	  .help = "Where the tensors are to land: cuda:N or host (or cpu); otherwise cuda:0" },
 	{ "keys", 'k', OPTION_LIST, "GLOB", AT(keys),
 	  .help = "Only tensors of such names; can be given more than once" },
 	{ "repeat", 'n', OPTION_NUMBER, "N", AT(repeat), .min = 1, .max = 1000,
@@ -84,7 +84,7 @@ struct load {
 
 static bool on_host(const struct load *load)
 {
-	return !strncmp(load->set.device, "host", 4);
+	return !strcmp(load->set.device, "host");
 }
 
 /* -------------------------------------------------------------------------------- opening -- */
@@ -117,14 +117,17 @@ static int place_tensors(struct load *load, struct pen_error *err)
 static int open_all(struct load *load, struct pen_error *err)
 {
 	double start = seconds_now();
-	int rc = pen_device_open(strcmp(load->set.device, "host:") ? load->set.device : "host",
-				 &load->device, err);
+	/* The device first: it goes on starting while headers are read. But where both cannot be
+	 * had, the model is what the user has to do with. */
+	struct pen_error no_device;
+	int without = pen_device_open(load->set.device, &load->device, &no_device);
+	int rc = pen_model_open(load->path, &load->model, err);
 
-	/* The device first: it goes on starting while headers are read. */
-	if (rc)
+	if (!rc && without) {
+		*err = no_device;
 		suggest_host(load, err);
-	else
-		rc = pen_model_open(load->path, &load->model, err);
+		rc = without;
+	}
 	if (!rc)
 		rc = keys_select(&load->set.keys, load->model, load->path, &load->tensors,
 				 &load->count, err);
@@ -426,6 +429,8 @@ static void print_json(const struct load *load)
 	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
 	json_object_set_new(object, "runs", runs_json(load));
 	json_object_set_new(object, "ceiling", ceiling_json(load));
+	if (load->ceiling.reason)
+		json_object_set_new(object, "ceiling_reason", report_text(load->ceiling.reason));
 	json_object_set_new(object, "memory_bytes", report_number(load->total));
 	json_object_set_new(object, "anonymous_bytes", report_number(anonymous_growth(load)));
 	if (load->set.drop_cache)
@@ -452,14 +457,18 @@ static void print_ceiling(const struct load *load)
 {
 	const struct ceiling *ceiling = &load->ceiling;
 	const char *before = " (";
+	char seconds[REPORT_BYTES_MAX];
 
-	if (!(ceiling->seconds > 0)) {
-		if (!load->set.no_ceiling && load->bytes)
-			printf("  ceiling: it could not be measured\n");
+	if (ceiling->reason)
+		printf("  ceiling: not known: %s\n", ceiling->reason);
+	if (!(ceiling->seconds > 0))
 		return;
-	}
-	printf("  ceiling: %.0f %% of it%s; it is %.3f s", 100 * share(load),
-	       load->median->setup_seconds >= 0.01 ? ", after the setup" : "", ceiling->seconds);
+	printf("  ceiling: %.0f %% of it%s; it is ", 100 * share(load),
+	       load->median->setup_seconds >= 0.01 ? ", after the setup" : "");
+	if (ceiling->seconds >= 0.01)
+		printf("%.3f s", ceiling->seconds);
+	else
+		printf("%s", report_seconds(ceiling->seconds, seconds, sizeof(seconds)));
 	if (ceiling->copy_rate > 0) {
 		printf("%spinned memory to the GPU: %.2f GB/s", before, ceiling->copy_rate / 1e9);
 		before = ", ";
@@ -491,7 +500,7 @@ static void print_runs(const struct load *load)
 		return;
 	printf("  runs: the median of %u is above; seconds of each:", load->set.repeat);
 	for (uint32_t i = 0; i < load->set.repeat; i++)
-		printf(" %.3f", load->runs[i].seconds);
+		printf(" %.*f", load->runs[i].seconds < 0.1 ? 6 : 3, load->runs[i].seconds);
 	putchar('\n');
 }
 
@@ -565,6 +574,8 @@ static int run_load(int argc, char **argv)
 	int status = STATUS_FAILURE;
 	int rc = options_parse(&command_load, argc, argv, &load.set, &err);
 
+	if (!rc)
+		rc = options_check(&load.set.engine, &err);
 	if (rc) {
 		if (rc < 0)
 			report_error(&err, load.set.json);
@@ -576,7 +587,8 @@ static int run_load(int argc, char **argv)
 	rc = run(&load, &err);
 	if (rc == -ECANCELED && interrupt_signal()) {
 		status = 128 + interrupt_signal();
-		error_set(&err, rc, "", load.path, -1, "interrupted");
+		error_set(&err, rc, "load", load.path, -1, "interrupted");
+		error_hint(&err, "Run it again; nothing is left of it");
 	}
 	if (rc)
 		report_error(&err, load.set.json);

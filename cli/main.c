@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include "base/error.h"
 #include "commands.h"
 #include "report.h"
@@ -91,9 +92,23 @@ static int dispatch(int argc, char **argv)
 	return command ? command->run(argc - 2, argv + 2) : unknown_command(argv[1]);
 }
 
+/* A model may have more files than the usual limit of 1024, and each takes two descriptors. */
+static void allow_many_files(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int main(int argc, char **argv)
 {
-	int status = dispatch(argc, argv);
+	int status;
+
+	allow_many_files();
+	status = dispatch(argc, argv);
 
 	/* A report that did not reach its reader is a failure, too. */
 	if ((fflush(stdout) || ferror(stdout)) && !status) {

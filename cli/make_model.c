@@ -22,6 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/error.h"
+#include "base/text.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "normal.h"
@@ -35,6 +36,8 @@
 #define UNIT ((uint64_t)256 << 10)		/* what a thread fills at a time */
 #define JOB_MEMORY ((uint64_t)32 << 20)		/* what a job may pin besides */
 #define THREADS_MAX 16
+#define REMAINS_MAX 1000			/* files of another model that are counted */
+#define REMAINS_TOLD 5
 
 struct settings {
 	uint32_t seed;
@@ -349,19 +352,12 @@ static void close_objects(struct maker *maker)
 
 /* --------------------------------------------------------------------------------- folder -- */
 
-static bool ends_with(const char *name, const char *ending)
-{
-	size_t length = strlen(name), tail = strlen(ending);
-
-	return length >= tail && !strcmp(name + length - tail, ending);
-}
-
 /* A file that would be taken for a part of the model although it is none. */
 static bool in_the_way(const struct spec *spec, const char *name)
 {
-	if (ends_with(name, ".safetensors.index.json"))
+	if (text_ends_with(name, ".safetensors.index.json"))
 		return !spec->index || strcmp(name, "model.safetensors.index.json") != 0;
-	if (!ends_with(name, ".safetensors"))
+	if (!text_ends_with(name, ".safetensors"))
 		return false;
 	for (size_t i = 0; i < spec->file_count; i++)
 		if (!strcmp(name, spec->files[i].name))
@@ -369,9 +365,37 @@ static bool in_the_way(const struct spec *spec, const char *name)
 	return true;
 }
 
+static int by_text(const void *left, const void *right)
+{
+	return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
+/* All that is in the way, as far as there is room for it; the names are sorted and freed. */
+static int tell_remains(const struct maker *maker, char **names, size_t count,
+			struct pen_error *err)
+{
+	char list[sizeof(err->message) - 60];
+	size_t used = 0;
+
+	qsort(names, count, sizeof(names[0]), by_text);
+	for (size_t i = 0; i < count && i < REMAINS_TOLD; i++)
+		used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%.36s",
+					 i ? ", " : "", names[i]);
+	if (count > REMAINS_TOLD)
+		snprintf(list + used, sizeof(list) - used, " and %zu more", count - REMAINS_TOLD);
+	for (size_t i = 0; i < count; i++)
+		free(names[i]);
+	error_set(err, -EEXIST, "write to", maker->folder, -1,
+		  "%s would be mixed with the new model", list);
+	error_hint(err, "Remove what is left of the other model first");
+	return -EEXIST;
+}
+
 static int check_folder(const struct maker *maker, DIR *folder, struct pen_error *err)
 {
+	char *remains[REMAINS_MAX];
 	const struct dirent *entry;
+	size_t count = 0;
 
 	while ((entry = readdir(folder)) != NULL) {
 		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
@@ -382,14 +406,14 @@ static int check_folder(const struct maker *maker, DIR *folder, struct pen_error
 			error_hint(err, "Name a new one, or add --force to replace files in it");
 			return -ENOTEMPTY;
 		}
-		if (in_the_way(&maker->spec, entry->d_name)) {
-			error_set(err, -EEXIST, "write to", maker->folder, -1,
-				  "%.100s would be mixed with the new model", entry->d_name);
-			error_hint(err, "Remove what is left of the other model first");
-			return -EEXIST;
+		if (count < REMAINS_MAX && in_the_way(&maker->spec, entry->d_name)) {
+			remains[count] = strdup(entry->d_name);
+			if (!remains[count])
+				break;
+			count++;
 		}
 	}
-	return 0;
+	return count ? tell_remains(maker, remains, count, err) : 0;
 }
 
 static int enter_folder(struct maker *maker, struct pen_error *err)
@@ -407,6 +431,12 @@ static int enter_folder(struct maker *maker, struct pen_error *err)
 		return rc;
 	}
 	folder = opendir(maker->folder);
+	if (!folder && errno == ENOTDIR) {
+		error_set(err, -ENOTDIR, "write to", maker->folder, -1,
+			  "it is a file, not a folder");
+		error_hint(err, "Name a folder; a new one is made");
+		return -ENOTDIR;
+	}
 	if (!folder)
 		return error_sys(err, -errno, "open", maker->folder, -1);
 	rc = check_folder(maker, folder, err);
@@ -419,16 +449,18 @@ static int enter_folder(struct maker *maker, struct pen_error *err)
 static void print_report(const struct maker *maker, const char *model)
 {
 	const struct spec *spec = &maker->spec;
-	double rate = (double)maker->report.bytes / maker->seconds / 1e9;
-	char bytes[REPORT_BYTES_MAX];
+	double rate = (double)maker->report.bytes / maker->seconds;
+	char bytes[REPORT_BYTES_MAX], seconds[REPORT_BYTES_MAX], speed[REPORT_BYTES_MAX];
+	char durable[REPORT_BYTES_MAX];
 	json_t *object, *files;
 
 	if (!maker->set.json) {
-		printf("%s: %zu %s, %zu tensors, %s in %.2f s: %.2f GB/s (%.2f s of it to make it "
-		       "durable)\n", maker->folder, spec->file_count,
-		       spec->file_count == 1 ? "file" : "files", spec->tensor_count,
-		       report_bytes(maker->report.bytes, bytes, sizeof(bytes)), maker->seconds,
-		       rate, maker->commit_seconds);
+		printf("%s: %zu %s, %zu tensors, %s in %s: %s (%s of it to make it durable)\n",
+		       maker->folder, spec->file_count, spec->file_count == 1 ? "file" : "files",
+		       spec->tensor_count, report_bytes(maker->report.bytes, bytes, sizeof(bytes)),
+		       report_seconds(maker->seconds, seconds, sizeof(seconds)),
+		       report_rate(rate, speed, sizeof(speed)),
+		       report_seconds(maker->commit_seconds, durable, sizeof(durable)));
 		return;
 	}
 	object = json_object();
@@ -444,7 +476,7 @@ static void print_report(const struct maker *maker, const char *model)
 	json_object_set_new(object, "bytes", report_number(maker->report.bytes));
 	json_object_set_new(object, "seconds", report_real(maker->seconds));
 	json_object_set_new(object, "commit_seconds", report_real(maker->commit_seconds));
-	json_object_set_new(object, "gb_per_s", report_real(rate));
+	json_object_set_new(object, "gb_per_s", report_real(rate / 1e9));
 	report_json(object);
 }
 
@@ -474,18 +506,26 @@ static int run_make_model(int argc, char **argv)
 
 	if (rc > 0)
 		return STATUS_OK;
-	if (!rc)
-		rc = spec_init(&maker.spec, argv[0], &err);
+	if (!rc && !argv[1][0]) {
+		rc = error_set(&err, -EINVAL, "write to", "OUT", -1, "its name is empty");
+		error_hint(&err, "Name a folder; a new one is made");
+	}
 	if (!rc) {
-		status = STATUS_FAILURE;
+		rc = spec_init(&maker.spec, argv[0], &err);
+		/* What it says may be wrong; that it cannot be read is no wrong call. */
+		if (rc != -EINVAL)
+			status = STATUS_FAILURE;
+	}
+	if (!rc) {
 		maker.folder = argv[1];
 		interrupt_init();
 		progress_init(&maker.progress, !maker.set.quiet);
 		rc = run(&maker, &err);
 		if (rc == -ECANCELED && interrupt_signal()) {
 			status = 128 + interrupt_signal();
-			error_set(&err, rc, "", maker.folder, -1,
+			error_set(&err, rc, "make", maker.folder, -1,
 				  "interrupted; nothing was written to %s", maker.folder);
+			error_hint(&err, "Run it again; it starts from the beginning");
 		}
 		if (rc && maker.committed)
 			error_hint(&err, "%u of %zu files are in place already", maker.committed,

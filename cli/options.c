@@ -9,6 +9,7 @@
 #include "options.h"
 
 #define HELP_WIDTH 80
+#define GPU_MAX 255	/* the engine's own limit */
 
 const char *const options_cache[] = { "auto", "keep", "drop", NULL };
 
@@ -176,6 +177,26 @@ static int append(struct option_list *list, const char *shown, const char *text,
 	return 0;
 }
 
+/* What frameworks call cpu is host here. Whether there is such a GPU is found out later. */
+static int store_device(const char **field, const char *shown, const char *text,
+			struct pen_error *err)
+{
+	uint64_t number;
+
+	if (!strcmp(text, "host") || !strcmp(text, "host:") || !strcmp(text, "cpu")) {
+		*field = "host";
+		return 0;
+	}
+	if (!strcmp(text, "cuda") ||
+	    (!strncmp(text, "cuda:", 5) && !text_to_number(text + 5, GPU_MAX, &number))) {
+		*field = text;
+		return 0;
+	}
+	error_set(err, -EINVAL, "use", shown, -1, "'%s' is no device", text);
+	error_hint(err, "Devices are cuda:N, N from 0, and host (or cpu)");
+	return -EINVAL;
+}
+
 /* `shown` is the option as the user wrote it. */
 static int store(const struct option_entry *option, const char *shown, const char *text,
 		 void *settings, struct pen_error *err)
@@ -192,6 +213,8 @@ static int store(const struct option_entry *option, const char *shown, const cha
 	case OPTION_TEXT:
 		*(const char **)field = text;
 		return 0;
+	case OPTION_DEVICE:
+		return store_device(field, shown, text, err);
 	case OPTION_LIST:
 		return append(field, shown, text, err);
 	case OPTION_TRANSFER:
@@ -312,6 +335,20 @@ static int parse_letters(struct parser *parser, const char *letter)
 	return 0;
 }
 
+static void wrong_count(const struct command *command, int given, struct pen_error *err)
+{
+	bool less = given < command->operand_count;
+
+	if (!given)
+		error_set(err, -EINVAL, command->name, "", -1, "%s %s missing", command->operands,
+			  command->operand_count == 1 ? "is" : "are");
+	else
+		error_set(err, -EINVAL, command->name, "", -1,
+			  "it takes %s%s, and %s%d argument%s given", command->operands,
+			  less ? "" : " and nothing else", less ? "only " : "", given,
+			  given == 1 ? " was" : "s were");
+}
+
 int options_parse(const struct command *command, int argc, char **argv, void *settings,
 		  struct pen_error *err)
 {
@@ -348,11 +385,25 @@ int options_parse(const struct command *command, int argc, char **argv, void *se
 	if (first)
 		return first;
 	if (operands != command->operand_count) {
-		error_set(err, -EINVAL, command->name, "", -1,
-			  "it takes %s, and %d of %d were given", command->operands, operands,
-			  command->operand_count);
+		wrong_count(command, operands, err);
 		error_hint(err, "See 'penstock %s --help'", command->name);
 		return -EINVAL;
 	}
 	return 0;
+}
+
+int options_check(const struct pen_options *options, struct pen_error *err)
+{
+	struct pen_options any = *options;
+	struct pen_device *host;
+	int rc = pen_device_open("host", &host, err);
+
+	if (rc)
+		return rc;
+	/* Nothing is moved, but the options are looked at. Which types of transfer can be had is a
+	 * question to the real device. */
+	any.transfer = PEN_AUTO;
+	rc = pen_transfer(PEN_READ, host, NULL, 0, &any, NULL, err);
+	pen_device_close(host);
+	return rc;
 }

@@ -17,6 +17,7 @@ enum option_kind {
 	OPTION_NUMBER,		/* uint32_t */
 	OPTION_CHOICE,		/* one of `choices`; int, its index */
 	OPTION_TRANSFER,	/* what pen_transfer_parse() takes; int */
+	OPTION_DEVICE,		/* "cuda:N", "host" or "cpu"; const char *, as the engine has it */
 	OPTION_TEXT,		/* const char * */
 	OPTION_LIST,		/* a text, as often as wanted; struct option_list */
 	OPTION_HELP,		/* nothing; prints the help */
@@ -86,6 +87,12 @@ struct command {
  */
 int options_parse(const struct command *command, int argc, char **argv, void *settings,
 		  struct pen_error *err);
+
+/*
+ * What the engine would say of the options for it, before anything is opened: what it refuses is a
+ * wrong call, not a failure.
+ */
+int options_check(const struct pen_options *options, struct pen_error *err);
 
 /* The entry of `names` that was probably meant by `word`, or NULL. `stride` is between entries. */
 const char *options_nearest(const char *word, const void *names, size_t stride);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Reports for people and for programs; see report.h. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,6 +231,28 @@ char *report_bytes(uint64_t bytes, char *to, size_t size)
 	return to;
 }
 
+char *report_rate(double rate, char *to, size_t size)
+{
+	if (rate >= 1e7 || !(rate > 0))
+		snprintf(to, size, "%.2f GB/s", rate / 1e9);
+	else if (rate >= 1e4)
+		snprintf(to, size, "%.2f MB/s", rate / 1e6);
+	else
+		snprintf(to, size, "%.2f kB/s", rate / 1e3);
+	return to;
+}
+
+char *report_seconds(double seconds, char *to, size_t size)
+{
+	/* None at all is not "0.00 ms". */
+	if (seconds >= 0.01 || seconds < 5e-9)
+		snprintf(to, size, "%.2f s", seconds);
+	else
+		snprintf(to, size, seconds < 5e-5 ? "%.2f us" : "%.2f ms",
+			 seconds * (seconds < 5e-5 ? 1e6 : 1e3));
+	return to;
+}
+
 /* One that must not be shown as it is: a control character, by itself or as U+0080 to U+009F. */
 static bool is_control(const unsigned char *at)
 {
@@ -298,11 +321,15 @@ static void print_paths(const char *direction, const struct pen_report *side, in
 
 void report_job_text(const struct pen_report *all, double open_seconds)
 {
-	char bytes[REPORT_BYTES_MAX], pinned[TEXT_SIZE_MAX];
+	char bytes[REPORT_BYTES_MAX], seconds[REPORT_BYTES_MAX], rate[REPORT_BYTES_MAX];
+	char setup[REPORT_BYTES_MAX], pinned[TEXT_SIZE_MAX];
 
-	printf("%s in %.2f s: %.2f GB/s (%.2f s of it setup), %.2f CPU-seconds, %s pinned",
-	       report_bytes(all->bytes, bytes, sizeof(bytes)), all->seconds, all->gb_per_s,
-	       all->setup_seconds, all->cpu_seconds,
+	printf("%s in %s: %s (%s of it setup), %.*f CPU-seconds, %s pinned",
+	       report_bytes(all->bytes, bytes, sizeof(bytes)),
+	       report_seconds(all->seconds, seconds, sizeof(seconds)),
+	       report_rate(all->gb_per_s * 1e9, rate, sizeof(rate)),
+	       report_seconds(all->setup_seconds, setup, sizeof(setup)),
+	       all->cpu_seconds < 0.01 ? 4 : 2, all->cpu_seconds,
 	       text_from_size(all->pinned_bytes, pinned, sizeof(pinned)));
 	if (all->retries)
 		printf(", %llu %s", (unsigned long long)all->retries,
@@ -348,8 +375,8 @@ void report_error(const struct pen_error *err, bool json)
 {
 	char text[1024];
 
-	/* An interruption is no failed operation: its message says all. */
-	if (err->operation[0])
+	/* An interruption was asked for: people need no more than to know what is left of it. */
+	if (err->code != -ECANCELED)
 		pen_error_format(err, text, sizeof(text));
 	else
 		text_copy(text, sizeof(text), err->message);

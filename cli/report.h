@@ -55,6 +55,11 @@ void report_json(json_t *object);
 char *report_bytes(uint64_t bytes, char *to, size_t size);
 #define REPORT_BYTES_MAX 24
 
+/* "4.58 GB/s" and "0.47 s", and what is small in smaller units: "12.3 kB/s", "1.20 ms". Each
+ * returns `to`. */
+char *report_rate(double bytes_per_second, char *to, size_t size);
+char *report_seconds(double seconds, char *to, size_t size);
+
 /* What others have named, with nothing in it that a terminal obeys: heap, NULL: no memory. */
 char *report_escape(const char *text);
 

@@ -69,18 +69,29 @@ static const struct property {
 	{ NULL, 0, 0 },
 };
 
-/* The words that stand alone. */
-static const char *const flags[] = {
-	"0.6b", "7b", "qwen2", "qwen3", "tied", "untied", NULL
+/* The words that stand alone; of each pair only one can be. */
+static const char *const flags[] = { "qwen2", "qwen3", "tied", "untied", NULL };
+
+#define NUMBERS (sizeof(numbers) / sizeof(numbers[0]) - 1)
+#define PAIRS (sizeof(flags) / sizeof(flags[0]) / 2)
+
+/* What has been said already: the word for each number, and for each pair of flags. */
+struct given {
+	const char *numbers[NUMBERS], *pairs[PAIRS];
 };
 
 static int bad_item(const char *item, struct pen_error *err)
 {
 	const char *near = options_nearest(item, numbers, sizeof(numbers[0]));
+	bool preset = item[0] >= '0' && item[0] <= '9';
 
 	if (!near)
 		near = options_nearest(item, flags, sizeof(flags[0]));
-	error_set(err, -EINVAL, "make", "a model", -1, "'%s' is none of its properties", item);
+	error_set(err, -EINVAL, "make", "a model", -1,
+		  preset ? "there is no model '%s'" : "'%s' is none of its properties", item);
+	if (preset)
+		error_hint(err, "Those that are known are 0.6b and 7b; others are made from "
+				"properties, such as layers=16,hidden=2048");
 	if (near)
 		error_hint(err, "Did you mean %s? See penstock-make-model(1)", near);
 	else
@@ -89,26 +100,70 @@ static int bad_item(const char *item, struct pen_error *err)
 	return -EINVAL;
 }
 
-static int set_flag(struct properties *model, const char *item, bool first, struct pen_error *err)
+static int contradiction(const char *one, const char *other, struct pen_error *err)
+{
+	if (!strcmp(one, other))
+		error_set(err, -EINVAL, "make", "a model", -1, "'%s' is given twice", one);
+	else
+		error_set(err, -EINVAL, "make", "a model", -1,
+			  "'%s' and '%s' rule each other out", one, other);
+	error_hint(err, "Keep one of them");
+	return -EINVAL;
+}
+
+static int set_flag(struct properties *model, struct given *given, const char *item, bool first,
+		    struct pen_error *err)
 {
 	bool known = !strcmp(item, "0.6b") || !strcmp(item, "7b");
 
 	if (known && !first)
 		return error_set(err, -EINVAL, "make", "a model", -1,
 				 "%s must come first: it sets all properties", item);
-	if (known)
+	if (known) {
 		*model = item[0] == '7' ? qwen2_7b : qwen3_600m;
-	else if (!strncmp(item, "qwen", 4) && (item[4] == '2' || item[4] == '3') && !item[5])
-		model->qwen3 = item[4] == '3';
-	else if (!strcmp(item, "tied") || !strcmp(item, "untied"))
-		model->tied = item[0] == 't';
-	else
-		return bad_item(item, err);
+		return 0;
+	}
+	for (size_t i = 0; i < NUMBERS; i++) {
+		if (strcmp(item, numbers[i].name))
+			continue;
+		error_set(err, -EINVAL, "make", "a model", -1, "'%s' has no value", item);
+		error_hint(err, "Write %s=%s", item, strcmp(item, "shard-size") ? "N" : "SIZE");
+		return -EINVAL;
+	}
+	for (size_t i = 0; flags[i]; i++) {
+		const char **before = &given->pairs[i / 2];
+
+		if (strcmp(item, flags[i]))
+			continue;
+		if (*before)
+			return contradiction(*before, item, err);
+		*before = item;
+		if (i / 2)
+			model->tied = item[0] == 't';
+		else
+			model->qwen3 = item[4] == '3';
+		return 0;
+	}
+	return bad_item(item, err);
+}
+
+/* A property that is given twice, or `shards` and `shard-size`. */
+static int note_number(struct given *given, const char *name, struct pen_error *err)
+{
+	for (size_t i = 0; i < NUMBERS; i++) {
+		const char *other = given->numbers[i];
+		bool both = other && !strncmp(name, "shard", 5) && !strncmp(other, "shard", 5);
+
+		if (other && (both || !strcmp(name, other)))
+			return contradiction(other, name, err);
+		if (!strcmp(name, numbers[i].name))
+			given->numbers[i] = name;
+	}
 	return 0;
 }
 
-static int set_number(struct properties *model, const char *name, const char *value,
-		      struct pen_error *err)
+static int set_number(struct properties *model, struct given *given, const char *name,
+		      const char *value, struct pen_error *err)
 {
 	const struct property *property = numbers;
 	uint64_t number = 0;
@@ -117,8 +172,14 @@ static int set_number(struct properties *model, const char *name, const char *va
 
 	while (property->name && strcmp(property->name, name))
 		property++;
+	for (size_t i = 0; !property->name && flags[i]; i++)
+		if (!strcmp(name, flags[i]))
+			return error_set(err, -EINVAL, "use", name, -1, "it takes no value");
 	if (!property->name)
 		return bad_item(name, err);
+	rc = note_number(given, name, err);
+	if (rc)
+		return rc;
 	rc = is_size ? text_to_size(value, &number)
 		     : text_to_number(value, property->max, &number);
 	if (rc || !number || number > property->max)
@@ -127,7 +188,7 @@ static int set_number(struct properties *model, const char *name, const char *va
 				 (unsigned long long)property->max);
 	*(uint64_t *)((char *)model + property->where) = number;
 	if (is_size)
-		model->shards = 0;	/* the one rules out the other */
+		model->shards = 0;	/* what was there is not the user's */
 	return 0;
 }
 
@@ -156,6 +217,7 @@ static int check_properties(struct properties *model, struct pen_error *err)
 
 static int parse_properties(struct properties *model, char *text, struct pen_error *err)
 {
+	struct given given = { .numbers = { NULL } };
 	int rc = 0;
 	bool first = true;
 
@@ -169,8 +231,8 @@ static int parse_properties(struct properties *model, char *text, struct pen_err
 		value = strchr(item, '=');
 		if (value)
 			*value++ = 0;
-		rc = value ? set_number(model, item, value, err)
-			   : set_flag(model, item, first, err);
+		rc = value ? set_number(model, &given, item, value, err)
+			   : set_flag(model, &given, item, first, err);
 	}
 	return rc ? rc : check_properties(model, err);
 }
@@ -585,15 +647,46 @@ static int set_shape(struct spec_tensor *tensor, const json_t *shape, const char
 	return bits % 8 ? wrong(path, err, "'%.80s' does not fill whole bytes", tensor->name) : 0;
 }
 
-static int read_tensor(struct spec *spec, size_t file, const json_t *entry, const char *path,
-		       struct pen_error *err)
+/* A key that is none of `known` may be a slip, and would be ignored. */
+static int check_keys(const json_t *object, const char *const known[], const char *where,
+		      const char *path, struct pen_error *err)
 {
+	const json_t *value;
+	const char *key;
+
+	json_object_foreach((json_t *)(uintptr_t)object, key, value) {
+		size_t i = 0;
+
+		while (known[i] && strcmp(known[i], key))
+			i++;
+		if (!known[i])
+			return wrong(path, err, "%s has the key '%.80s', which means nothing here",
+				     where, key);
+	}
+	return 0;
+}
+
+/* `number` is that of the tensor in its file, from 1 on. */
+static int read_tensor(struct spec *spec, size_t file, size_t number, const json_t *entry,
+		       const char *path, struct pen_error *err)
+{
+	static const char *const keys[] = { "name", "dtype", "shape", NULL };
 	const char *name = json_string_value(json_object_get(entry, "name"));
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	const char *file_name = spec->files[file].name;
 	struct spec_tensor *tensor;
+	int rc;
 
-	if (!name || !strcmp(name, "__metadata__"))
-		return wrong(path, err, "a tensor has no name");
+	if (!json_is_object(entry))
+		return wrong(path, err, "tensor %zu of '%.80s' is no object", number, file_name);
+	rc = check_keys(entry, keys, "a tensor", path, err);
+	if (rc)
+		return rc;
+	if (!name)
+		return wrong(path, err, "tensor %zu of '%.80s' has no name", number, file_name);
+	if (!strcmp(name, "__metadata__"))
+		return wrong(path, err, "no tensor can be called '__metadata__': that is where a "
+			     "file has its metadata");
 	if (spec->tensor_count == TENSORS_MAX)
 		return wrong(path, err, "it has more than %zu tensors", TENSORS_MAX);
 	tensor = new_tensor(spec);
@@ -615,20 +708,23 @@ static bool plain_name(const char *name)
 	const char *ending = ".safetensors";
 
 	return length > strlen(ending) && length < 200 && !strchr(name, '/') &&
-	       !strcmp(name + length - strlen(ending), ending);
+	       text_ends_with(name, ending);
 }
 
 static int read_file(struct spec *spec, size_t number, const json_t *entry, const char *path,
 		     struct pen_error *err)
 {
+	static const char *const keys[] = { "name", "tensors", NULL };
 	const char *name = json_string_value(json_object_get(entry, "name"));
 	const json_t *tensors = json_object_get(entry, "tensors"), *tensor;
 	size_t i;
-	int rc = 0;
+	int rc = check_keys(entry, keys, "a file", path, err);
 
+	if (rc)
+		return rc;
 	if (!plain_name(name))
 		return wrong(path, err, "the name of file %zu is no plain NAME.safetensors",
-			     number);
+			     number + 1);
 	for (i = 0; i < number; i++)
 		if (!strcmp(spec->files[i].name, name))
 			return wrong(path, err, "two files are called '%.100s'", name);
@@ -638,7 +734,7 @@ static int read_file(struct spec *spec, size_t number, const json_t *entry, cons
 	if (!spec->files[number].name)
 		return no_memory(err);
 	json_array_foreach(tensors, i, tensor) {
-		rc = read_tensor(spec, number, tensor, path, err);
+		rc = read_tensor(spec, number, i + 1, tensor, path, err);
 		if (rc)
 			return rc;
 		spec->bytes += spec->tensors[spec->tensor_count - 1].bytes;
@@ -653,10 +749,13 @@ static int read_files(struct spec *spec, const json_t *root, const char *path,
 {
 	const json_t *files = json_object_get(root, "files"), *file, *value;
 	const json_t *metadata = json_object_get(root, "metadata");
+	static const char *const keys[] = { "files", "metadata", NULL };
 	const char *key;
 	size_t i;
-	int rc;
+	int rc = check_keys(root, keys, "it", path, err);
 
+	if (rc)
+		return rc;
 	if (!json_is_array(files) || !json_array_size(files) || json_array_size(files) > FILES_MAX)
 		return wrong(path, err, "it has no list of 1 to %d files", FILES_MAX);
 	if (metadata && !json_is_object(metadata))
@@ -673,6 +772,9 @@ static int read_files(struct spec *spec, const json_t *root, const char *path,
 		if (rc)
 			return rc;
 	}
+	/* Its index would list nothing, and no reader takes that. */
+	if (spec->file_count > 1 && !spec->tensor_count)
+		return wrong(path, err, "it has several files and not one tensor");
 	return lay_out(spec, metadata, err);
 }
 
@@ -683,8 +785,11 @@ static int from_file(struct spec *spec, const char *path, struct pen_error *err)
 	json_t *root;
 	int rc;
 
-	if (!file)
-		return error_sys(err, -errno, "open", path, -1);
+	if (!file) {
+		rc = error_sys(err, -errno, "open", path, -1);
+		error_hint(err, "Check the path; what ends in .json is a list of tensors");
+		return rc;
+	}
 	root = json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
 	fclose(file);
 	if (!root)

@@ -101,7 +101,8 @@ int pen_device_ready(struct pen_device *device, struct pen_error *err);
 
 const char *pen_device_name(const struct pen_device *device);
 
-/* Memory of the device; aligned to 2 MiB on the host, 256 bytes or better on a GPU. */
+/* Memory of the device, aligned to 256 bytes or better; on the host to 2 MiB from 1 MiB on. It is
+ * freed with the size that it was allocated with. */
 int pen_device_alloc(struct pen_device *device, uint64_t size, void **memory,
 		     struct pen_error *err);
 int pen_device_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err);

@@ -4,10 +4,13 @@
  * for what it is and is not, arrays.c for what other frameworks see.
  *
  * Rules
- *   1. Whatever may wait runs without the GIL, in slices short enough that Ctrl-C is noticed.
+ *   1. Whatever may wait runs without the GIL, in slices short enough that Ctrl-C is noticed. So
+ *      does the freeing of what may be large or on a GPU; what is freed is taken out of its object
+ *      first.
  *   2. A job is used by one waiting thread at a time (`waiting`); cancel() and progress() keep the
  *      GIL and look at `handle` first, so they never meet a job that is gone.
- *   3. Lanes never enter Python.
+ *   3. Who lets go of the GIL with a job in hand has a reference to it, or is the last to know it.
+ *   4. Lanes never enter Python.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +18,9 @@
 
 /* How often a waiting call looks for signals. */
 #define SIGNALS_EVERY 0.1
+
+/* Host memory of this size takes longer to free than the GIL takes to be had again. */
+#define FREED_SLOWLY ((uint64_t)1 << 20)
 
 struct object {
 	PyObject_HEAD
@@ -44,7 +50,7 @@ struct job {
 	PyObject *keeps;	/* whatever must live until the end */
 	void *allocated;	/* filled in by pen_job_wait() */
 	uint64_t allocate;
-	bool waiting;
+	bool waiting;		/* a thread uses the handle without the GIL */
 	struct job *next;	/* in the list of jobs under way, guarded by the GIL */
 };
 
@@ -113,14 +119,14 @@ static void *new_object(PyTypeObject *type, size_t size)
 
 /* --------------------------------------------------------------------------------- Device -- */
 
-int device_is_host(const struct device *device)
+bool device_is_host(const struct pen_device *device)
 {
-	return !strcmp(pen_device_name(device->handle), "host");
+	return !strcmp(pen_device_name(device), "host");
 }
 
-int device_index(const struct device *device)
+int device_index(const struct pen_device *device)
 {
-	const char *colon = strchr(pen_device_name(device->handle), ':');
+	const char *colon = strchr(pen_device_name(device), ':');
 
 	return colon ? atoi(colon + 1) : 0;
 }
@@ -150,7 +156,11 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static void device_dealloc(PyObject *self)
 {
-	pen_device_close(((struct device *)self)->handle);
+	struct pen_device *handle = ((struct device *)self)->handle;
+
+	Py_BEGIN_ALLOW_THREADS
+	pen_device_close(handle);
+	Py_END_ALLOW_THREADS
 	free_object(self);
 }
 
@@ -195,17 +205,66 @@ static PyType_Slot device_slots[] = {
 
 /* --------------------------------------------------------------------------------- Memory -- */
 
-static PyObject *memory_wrap(struct device *device, void *address, uint64_t size)
+/* Free what a device gave; with the GIL where that is sooner over than to get it back. */
+static void free_memory(struct pen_device *device, void *address, uint64_t size)
+{
+	if (device_is_host(device) && size < FREED_SLOWLY) {
+		pen_device_free(device, address, size, NULL);
+		return;
+	}
+	Py_BEGIN_ALLOW_THREADS
+	pen_device_free(device, address, size, NULL);
+	Py_END_ALLOW_THREADS
+}
+
+/* A block with one holder. NULL with an exception; the memory is still the caller's then. */
+static struct block *block_new(struct pen_device *device, void *address, uint64_t size)
+{
+	struct block *block = malloc(sizeof(*block));
+	struct pen_error err;
+
+	if (!block) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	if (pen_device_open(pen_device_name(device), &block->device, &err)) {
+		free(block);
+		raise_error(&err);
+		return NULL;
+	}
+	atomic_init(&block->holders, 1);
+	block->address = address;
+	block->size = size;
+	return block;
+}
+
+struct block *block_hold(struct block *block)
+{
+	atomic_fetch_add_explicit(&block->holders, 1, memory_order_relaxed);
+	return block;
+}
+
+void block_release(struct block *block)
+{
+	if (atomic_fetch_sub_explicit(&block->holders, 1, memory_order_acq_rel) != 1)
+		return;
+	pen_device_free(block->device, block->address, block->size, NULL);
+	pen_device_close(block->device);
+	free(block);
+}
+
+/* A Memory that owns what is at the address; where there is none, it is freed. */
+static PyObject *memory_wrap(struct pen_device *device, void *address, uint64_t size)
 {
 	struct memory *self = new_object(memory_type, sizeof(*self));
 
-	if (!self) {
-		pen_device_free(device->handle, address, size, NULL);
+	if (self)
+		self->block = block_new(device, address, size);
+	if (!self || !self->block) {
+		free_memory(device, address, size);
+		Py_XDECREF((PyObject *)self);
 		return NULL;
 	}
-	self->device = (struct device *)Py_NewRef((PyObject *)device);
-	self->address = address;
-	self->size = size;
 	return (PyObject *)self;
 }
 
@@ -224,16 +283,20 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 	Py_BEGIN_ALLOW_THREADS
 	rc = pen_device_alloc(device->handle, size, &address, &err);
 	Py_END_ALLOW_THREADS
-	return rc ? raise_error(&err) : memory_wrap(device, address, size);
+	return rc ? raise_error(&err) : memory_wrap(device->handle, address, size);
 }
 
 static void memory_dealloc(PyObject *self)
 {
-	struct memory *memory = (struct memory *)self;
+	struct block *block = ((struct memory *)self)->block;
 
-	if (memory->device)
-		pen_device_free(memory->device->handle, memory->address, memory->size, NULL);
-	Py_XDECREF((PyObject *)memory->device);
+	if (block && device_is_host(block->device) && block->size < FREED_SLOWLY) {
+		block_release(block);
+	} else if (block) {
+		Py_BEGIN_ALLOW_THREADS
+		block_release(block);
+		Py_END_ALLOW_THREADS
+	}
 	free_object(self);
 }
 
@@ -251,13 +314,13 @@ static PyObject *memory_array(PyObject *self, PyObject *args)
 static PyObject *memory_get_address(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromVoidPtr(((struct memory *)self)->address);
+	return PyLong_FromVoidPtr(((struct memory *)self)->block->address);
 }
 
 static PyObject *memory_get_size(PyObject *self, void *unused)
 {
 	(void)unused;
-	return PyLong_FromUnsignedLongLong(((struct memory *)self)->size);
+	return PyLong_FromUnsignedLongLong(((struct memory *)self)->block->size);
 }
 
 static PyMethodDef memory_methods[] = {
@@ -324,7 +387,7 @@ static void object_close_handle(struct object *object)
 
 static void object_dealloc(PyObject *self)
 {
-	pen_object_close(((struct object *)self)->handle);
+	object_close_handle((struct object *)self);
 	free_object(self);
 }
 
@@ -424,17 +487,20 @@ static void forget(struct job *job)
 		*link = job->next;
 }
 
-/* Wait for the end and let go of the handle. */
+/* Wait for the end and let go of the handle. From here on nobody else finds the job by the list;
+ * the caller sees to it that the job outlives the call. */
 static int finish(struct job *job, struct pen_report *report, struct pen_error *err)
 {
 	struct pen_job *handle = job->handle;
 	int rc;
 
 	job->handle = NULL;
+	job->waiting = true;
 	forget(job);
 	Py_BEGIN_ALLOW_THREADS
 	rc = pen_job_wait(handle, report, err);
 	Py_END_ALLOW_THREADS
+	job->waiting = false;
 	return rc;
 }
 
@@ -448,7 +514,7 @@ static void job_dealloc(PyObject *self)
 	}
 	forget(job);
 	if (job->allocated)
-		pen_device_free(job->device->handle, job->allocated, job->allocate, NULL);
+		free_memory(job->device->handle, job->allocated, job->allocate);
 	Py_XDECREF((PyObject *)job->device);
 	Py_XDECREF(job->keeps);
 	free_object(self);
@@ -511,7 +577,6 @@ static PyObject *give_up(struct job *job)
 	PyErr_Fetch(&type, &value, &trace);
 	pen_job_cancel(job->handle);
 	finish(job, NULL, NULL);
-	job->waiting = false;
 	PyErr_Restore(type, value, trace);
 	return NULL;
 }
@@ -534,7 +599,6 @@ static PyObject *job_wait(PyObject *self, PyObject *unused)
 			return give_up(job);
 	} while (rc);
 	rc = finish(job, &report, &err);
-	job->waiting = false;
 	Py_CLEAR(job->keeps);
 	return rc ? raise_error(&err) : report_dict(&report);
 }
@@ -621,12 +685,12 @@ static PyObject *job_memory(PyObject *self, PyObject *unused)
 	void *allocated = job->allocated;
 
 	(void)unused;
-	if (job->handle || !allocated) {
+	if (job->handle || job->waiting || !allocated) {
 		PyErr_SetString(PyExc_ValueError, "the job has no memory to give");
 		return NULL;
 	}
 	job->allocated = NULL;
-	return memory_wrap(job->device, allocated, job->allocate);
+	return memory_wrap(job->device->handle, allocated, job->allocate);
 }
 
 static PyMethodDef job_methods[] = {
@@ -672,6 +736,7 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct pen_options options = PEN_OPTIONS_INIT;
 	PyObject *list, *keeps, *memory_limit = NULL, *stream = NULL, *all;
 	int direction, transfer = PEN_AUTO, rc;
+	struct pen_job *handle = NULL;
 	struct pen_extent *extents;
 	struct device *device;
 	struct pen_error err;
@@ -702,8 +767,9 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 	}
 	Py_BEGIN_ALLOW_THREADS
 	rc = pen_job_start((enum pen_mode)direction, device->handle, extents, (size_t)count,
-			   &options, &job->handle, &err);
+			   &options, &handle, &err);
 	Py_END_ALLOW_THREADS
+	job->handle = handle;
 	PyMem_Free(extents);
 	if (rc) {
 		Py_DECREF((PyObject *)job);
@@ -742,7 +808,11 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void model_dealloc(PyObject *self)
 {
-	pen_model_close(((struct model *)self)->handle);
+	struct pen_model *handle = ((struct model *)self)->handle;
+
+	Py_BEGIN_ALLOW_THREADS
+	pen_model_close(handle);
+	Py_END_ALLOW_THREADS
 	free_object(self);
 }
 
@@ -1022,6 +1092,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 	struct pen_options options = PEN_OPTIONS_INIT;
 	int tags = 0, transfer = PEN_AUTO, rc;
 	struct pen_placement *placed;
+	struct pen_job *handle = NULL;
 	struct device *device;
 	struct pen_error err;
 	struct job *job;
@@ -1049,8 +1120,9 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 	}
 	Py_BEGIN_ALLOW_THREADS
 	rc = pen_load_start(selection->model->handle, device->handle, placed, selection->count,
-			    &options, &job->handle, &err);
+			    &options, &handle, &err);
 	Py_END_ALLOW_THREADS
+	job->handle = handle;
 	PyMem_Free(placed);
 	if (rc) {
 		Py_DECREF((PyObject *)job);
@@ -1121,8 +1193,11 @@ static PyObject *stop_all(PyObject *module, PyObject *unused)
 			job = job->next;
 			continue;
 		}
+		/* Others may let go of it meanwhile. */
+		Py_INCREF((PyObject *)job);
 		pen_job_cancel(job->handle);
 		finish(job, NULL, NULL);
+		Py_DECREF((PyObject *)job);
 		job = under_way;
 	}
 	Py_RETURN_NONE;

@@ -5,7 +5,8 @@
  * An Array is a typed window into memory that Penstock allocated. It speaks DLPack (both the old
  * and the versioned capsule), __cuda_array_interface__ and, on the host, the buffer protocol; so
  * any framework can look at it without a copy. Bytes are complete before anybody gets an Array, so
- * the consumer's stream has nothing to wait for.
+ * the consumer's stream has nothing to wait for. A capsule holds the block of memory, not the
+ * Array, and a shape of its own: its deleter never enters Python.
  *
  * A View is the other way round: the address and size of something that a caller handed in, by
  * DLPack or the buffer protocol, held until the View goes.
@@ -15,9 +16,11 @@
 #include "binding.h"
 
 /* DLPack's own declarations, as far as they are used here; the layout is its ABI. */
-enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3 };
 enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
 #define DL_READ_ONLY 1u
+/* Codes after DL_BOOL are of DLPack 1.1. */
+#define DL_MINOR(code) ((code) > DL_BOOL ? 1u : 0u)
 
 struct dl_tensor {
 	void *data;
@@ -96,10 +99,36 @@ static const struct kind {
 
 /* ---------------------------------------------------------------------------------- Array -- */
 
-/* Read `shape` and work out strides and size; false with an exception. */
+/* Strides and size from the shape; false with an exception. Strides are as if no dimension were 0;
+ * where one is, they mean nothing, and those that do not fit are 0. */
+static bool lay_out(struct array *array)
+{
+	int64_t stride = 1, bits = pen_dtype_bits(array->dtype);
+	bool empty = false, fits = true;
+
+	for (int i = array->ndim - 1; i >= 0; i--) {
+		int64_t size = array->shape[i];
+
+		empty |= !size;
+		array->strides[i] = stride;
+		array->byte_strides[i] = bits / 8;
+		if (__builtin_mul_overflow(stride, size ? size : 1, &stride) ||
+		    __builtin_mul_overflow(stride, pen_dtype_bits(array->dtype), &bits)) {
+			fits = false;
+			stride = bits = 0;
+		}
+	}
+	if (!fits && !empty) {
+		PyErr_SetString(PyExc_OverflowError, "the shape is too large");
+		return false;
+	}
+	array->bytes = empty ? 0 : (uint64_t)(bits / 8 + (bits % 8 != 0));
+	return true;
+}
+
+/* Read `shape`, and lay it out; false with an exception. */
 static bool read_shape(struct array *array, PyObject *shape)
 {
-	uint64_t count = 1, bits;
 	Py_ssize_t ndim = PySequence_Size(shape);
 
 	if (ndim < 0)
@@ -124,20 +153,7 @@ static bool read_shape(struct array *array, PyObject *shape)
 			return false;
 		}
 	}
-	for (Py_ssize_t i = ndim - 1; i >= 0; i--) {
-		array->strides[i] = (int64_t)count;
-		array->byte_strides[i] = (int64_t)count * pen_dtype_bits(array->dtype) / 8;
-		if (__builtin_mul_overflow(count, (uint64_t)array->shape[i], &count)) {
-			PyErr_SetString(PyExc_OverflowError, "the shape is too large");
-			return false;
-		}
-	}
-	if (__builtin_mul_overflow(count, pen_dtype_bits(array->dtype), &bits)) {
-		PyErr_SetString(PyExc_OverflowError, "the shape is too large");
-		return false;
-	}
-	array->bytes = bits / 8 + (bits % 8 != 0);
-	return true;
+	return lay_out(array);
 }
 
 PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject *shape)
@@ -158,12 +174,12 @@ PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject 
 		Py_DECREF((PyObject *)array);
 		return NULL;
 	}
-	if (offset > memory->size || array->bytes > memory->size - offset) {
+	if (offset > memory->block->size || array->bytes > memory->block->size - offset) {
 		PyErr_SetString(PyExc_ValueError, "the array ends beyond its memory");
 		Py_DECREF((PyObject *)array);
 		return NULL;
 	}
-	array->data = memory->address + offset;
+	array->data = memory->block->address + offset;
 	return (PyObject *)array;
 }
 
@@ -217,7 +233,7 @@ static PyObject *array_device(PyObject *self, void *unused)
 {
 	(void)unused;
 	return PyUnicode_FromString(
-		pen_device_name(((struct array *)self)->memory->device->handle));
+		pen_device_name(((struct array *)self)->memory->block->device));
 }
 
 static PyObject *array_repr(PyObject *self)
@@ -228,7 +244,7 @@ static PyObject *array_repr(PyObject *self)
 	if (!shape)
 		return NULL;
 	text = PyUnicode_FromFormat("<penstock.Array %s %R on %s>", pen_dtype_name(array->dtype),
-				    shape, pen_device_name(array->memory->device->handle));
+				    shape, pen_device_name(array->memory->block->device));
 	Py_DECREF(shape);
 	return text;
 }
@@ -240,7 +256,7 @@ static PyObject *array_interface(PyObject *self, void *unused)
 	PyObject *shape, *result;
 
 	(void)unused;
-	if (device_is_host(array->memory->device)) {
+	if (device_is_host(array->memory->block->device)) {
 		PyErr_SetString(PyExc_AttributeError, "the array is in host memory");
 		return NULL;
 	}
@@ -262,12 +278,12 @@ static PyObject *array_interface(PyObject *self, void *unused)
 static void fill_tensor(struct array *array, struct dl_tensor *tensor)
 {
 	const struct kind *kind = &kinds[array->dtype];
-	bool host = device_is_host(array->memory->device);
+	bool host = device_is_host(array->memory->block->device);
 
 	*tensor = (struct dl_tensor){
 		.data = array->data,
 		.device_type = host ? DL_CPU : DL_CUDA,
-		.device_id = host ? 0 : device_index(array->memory->device),
+		.device_id = host ? 0 : device_index(array->memory->block->device),
 		.ndim = array->ndim,
 		.code = kind->code,
 		.bits = kind->bits,
@@ -277,27 +293,27 @@ static void fill_tensor(struct array *array, struct dl_tensor *tensor)
 	};
 }
 
-/* The consumer is through with it; it may be a thread that knows nothing of Python. */
-static void release_array(void *array)
-{
-	PyGILState_STATE state;
+/* What a capsule points to: one of the two, and room for shape and strides. */
+struct old_tensor {
+	struct dl_managed managed;
+	int64_t numbers[];
+};
 
-	if (!Py_IsInitialized())
-		return;
-	state = PyGILState_Ensure();
-	Py_DECREF((PyObject *)array);
-	PyGILState_Release(state);
-}
+struct versioned_tensor {
+	struct dl_versioned managed;
+	int64_t numbers[];
+};
 
-static void managed_delete(struct dl_managed *managed)
+/* The consumer is through with it. It may be a thread that knows nothing of Python. */
+static void old_delete(struct dl_managed *managed)
 {
-	release_array(managed->context);
+	block_release(managed->context);
 	free(managed);
 }
 
 static void versioned_delete(struct dl_versioned *managed)
 {
-	release_array(managed->context);
+	block_release(managed->context);
 	free(managed);
 }
 
@@ -322,42 +338,61 @@ static void versioned_capsule_delete(PyObject *capsule)
 	managed->deleter(managed);
 }
 
+/* The tensor of a capsule, with its own copy of shape and strides in `numbers`. */
+static void fill_own_tensor(struct array *array, struct dl_tensor *tensor, int64_t *numbers)
+{
+	size_t room = (size_t)array->ndim * sizeof(numbers[0]);
+
+	fill_tensor(array, tensor);
+	tensor->shape = memcpy(numbers, array->shape, room);
+	tensor->strides = memcpy(numbers + array->ndim, array->strides, room);
+}
+
 static PyObject *old_capsule(struct array *array)
 {
-	struct dl_managed *managed = malloc(sizeof(*managed));
+	struct old_tensor *tensor =
+		malloc(sizeof(*tensor) + 2 * (size_t)array->ndim * sizeof(tensor->numbers[0]));
 	PyObject *capsule;
 
-	if (!managed)
+	if (!tensor)
 		return PyErr_NoMemory();
-	fill_tensor(array, &managed->tensor);
-	managed->context = array;
-	managed->deleter = managed_delete;
-	capsule = PyCapsule_New(managed, "dltensor", capsule_delete);
+	fill_own_tensor(array, &tensor->managed.tensor, tensor->numbers);
+	tensor->managed.context = block_hold(array->memory->block);
+	tensor->managed.deleter = old_delete;
+	capsule = PyCapsule_New(&tensor->managed, "dltensor", capsule_delete);
 	if (!capsule)
-		free(managed);
-	else
-		Py_INCREF((PyObject *)array);
+		old_delete(&tensor->managed);
 	return capsule;
 }
 
 static PyObject *versioned_capsule(struct array *array)
 {
-	struct dl_versioned *managed = calloc(1, sizeof(*managed));
+	struct versioned_tensor *tensor =
+		malloc(sizeof(*tensor) + 2 * (size_t)array->ndim * sizeof(tensor->numbers[0]));
 	PyObject *capsule;
 
-	if (!managed)
+	if (!tensor)
 		return PyErr_NoMemory();
-	fill_tensor(array, &managed->tensor);
-	managed->major = 1;
-	managed->minor = 0;
-	managed->context = array;
-	managed->deleter = versioned_delete;
-	capsule = PyCapsule_New(managed, "dltensor_versioned", versioned_capsule_delete);
+	fill_own_tensor(array, &tensor->managed.tensor, tensor->numbers);
+	tensor->managed.major = 1;
+	tensor->managed.minor = DL_MINOR(tensor->managed.tensor.code);
+	tensor->managed.flags = 0;
+	tensor->managed.context = block_hold(array->memory->block);
+	tensor->managed.deleter = versioned_delete;
+	capsule = PyCapsule_New(&tensor->managed, "dltensor_versioned", versioned_capsule_delete);
 	if (!capsule)
-		free(managed);
-	else
-		Py_INCREF((PyObject *)array);
+		versioned_delete(&tensor->managed);
 	return capsule;
+}
+
+/* Two numbers from a sequence; false with an exception. */
+static bool read_pair(PyObject *pair, int *first, int *second)
+{
+	PyObject *tuple = PySequence_Tuple(pair);
+	bool read = tuple && PyArg_ParseTuple(tuple, "ii", first, second);
+
+	Py_XDECREF(tuple);
+	return read;
 }
 
 /* Is the device that the consumer asks for the one where the bytes are? */
@@ -368,7 +403,7 @@ static bool device_matches(struct array *array, PyObject *wanted)
 
 	if (!wanted || wanted == Py_None)
 		return true;
-	if (!PyArg_ParseTuple(wanted, "ii", &type, &id))
+	if (!read_pair(wanted, &type, &id))
 		return false;
 	fill_tensor(array, &tensor);
 	if (type == tensor.device_type && id == tensor.device_id)
@@ -387,7 +422,7 @@ static PyObject *array_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO", names, &stream, &version, &device,
 					 &copy))
 		return NULL;
-	if (version != Py_None && !PyArg_ParseTuple(version, "ii", &major, &minor))
+	if (version != Py_None && !read_pair(version, &major, &minor))
 		return NULL;
 	if (!device_matches(array, device))
 		return NULL;
@@ -407,20 +442,36 @@ static PyObject *array_dlpack_device(PyObject *self, PyObject *unused)
 	return Py_BuildValue("(ii)", (int)tensor.device_type, (int)tensor.device_id);
 }
 
+/* Do the elements also lie one after the other with the first dimension first? */
+static bool contiguous_both_ways(const struct array *array)
+{
+	int long_ones = 0;
+
+	for (int i = 0; i < array->ndim; i++)
+		long_ones += array->shape[i] > 1;
+	return long_ones <= 1 || !array->bytes;
+}
+
 /* As plain bytes where the buffer protocol has no word for the numbers, or nobody asks for them. */
 static int array_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
 	struct array *array = (struct array *)self;
 	const char *format = kinds[array->dtype].format;
+	bool plain = !format || !(flags & PyBUF_FORMAT) || !(flags & PyBUF_ND);
 
-	if (!device_is_host(array->memory->device)) {
+	if (!device_is_host(array->memory->block->device)) {
 		PyErr_SetString(PyExc_BufferError,
 				"the array is in GPU memory; the CPU cannot look at it");
 		return -1;
 	}
+	if (!plain && (flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS &&
+	    !contiguous_both_ways(array)) {
+		PyErr_SetString(PyExc_BufferError, "the array is in the order of C, not Fortran");
+		return -1;
+	}
 	if (PyBuffer_FillInfo(view, self, array->data, (Py_ssize_t)array->bytes, 0, flags))
 		return -1;
-	if (!format || !(flags & PyBUF_FORMAT) || !(flags & PyBUF_ND))
+	if (plain)
 		return 0;
 	view->format = (char *)format;
 	view->itemsize = kinds[array->dtype].bits / 8;
@@ -577,11 +628,28 @@ static bool consume(struct view *view, PyObject *capsule, bool *read_only)
 	return !PyCapsule_SetName(capsule, "used_dltensor");
 }
 
+/* Bytes of a contiguous tensor; the last byte may be filled in part. False with an exception. */
+static bool tensor_bytes(const struct dl_tensor *tensor, uint64_t *bytes)
+{
+	uint64_t bits = (uint64_t)tensor->bits * tensor->lanes;
+	bool empty = false, fits = true;
+
+	for (int i = 0; i < tensor->ndim; i++) {
+		empty |= !tensor->shape[i];
+		fits &= tensor->shape[i] >= 0 &&
+			!__builtin_mul_overflow(bits, (uint64_t)tensor->shape[i], &bits);
+	}
+	if (!fits && !empty)
+		PyErr_SetString(PyExc_ValueError, "the array's shape is none that can be had");
+	*bytes = empty ? 0 : bits / 8 + (bits % 8 != 0);
+	return fits || empty;
+}
+
 static PyObject *view_of_dlpack(PyObject *module, PyObject *capsule)
 {
 	struct view *view = view_new();
 	struct dl_tensor *tensor;
-	uint64_t bits;
+	uint64_t bytes;
 	bool read_only;
 
 	(void)module;
@@ -592,22 +660,23 @@ static PyObject *view_of_dlpack(PyObject *module, PyObject *capsule)
 		return NULL;
 	}
 	tensor = &view->tensor;
+	if (!tensor_bytes(tensor, &bytes)) {
+		Py_DECREF((PyObject *)view);
+		return NULL;
+	}
 	if (!contiguous(tensor)) {
 		PyErr_SetString(PyExc_ValueError,
 				"the array is not contiguous; make it so first");
 		Py_DECREF((PyObject *)view);
 		return NULL;
 	}
-	bits = (uint64_t)tensor->bits * tensor->lanes;
-	for (int i = 0; i < tensor->ndim; i++)
-		bits *= (uint64_t)tensor->shape[i];
 	switch (tensor->device_type) {
 	case DL_CPU:
 	case DL_CUDA_HOST:
-		return describe(view, (char *)tensor->data + tensor->byte_offset, bits / 8, "host",
-				-1, read_only);
+		return describe(view, (char *)tensor->data + tensor->byte_offset, bytes, "host", -1,
+				read_only);
 	case DL_CUDA:
-		return describe(view, (char *)tensor->data + tensor->byte_offset, bits / 8, "cuda",
+		return describe(view, (char *)tensor->data + tensor->byte_offset, bytes, "cuda",
 				tensor->device_id, read_only);
 	default:
 		PyErr_Format(PyExc_ValueError,

@@ -8,10 +8,13 @@
  *
  * Ownership: an object holds a reference to each object that its C handle needs (a job to its
  * model or objects, its device and its memory; an array to its memory), so handles are closed in
- * the right order whatever the order in which Python lets go.
+ * the right order whatever the order in which Python lets go. Memory itself is counted without
+ * Python, as a block: what looks into it by DLPack may let go of it in any thread, with or without
+ * the GIL, and even when the interpreter has ended.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include "penstock.h"
 
@@ -20,12 +23,17 @@ struct device {
 	struct pen_device *handle;
 };
 
-/* Memory that Penstock allocated; freed with the last array that looks into it. */
-struct memory {
-	PyObject_HEAD
-	struct device *device;
+/* Memory that Penstock allocated, freed by the last to let go. */
+struct block {
+	atomic_size_t holders;
+	struct pen_device *device;	/* opened for the block alone */
 	unsigned char *address;
 	uint64_t size;
+};
+
+struct memory {
+	PyObject_HEAD
+	struct block *block;
 };
 
 extern PyTypeObject *device_type, *memory_type, *array_type, *view_type;
@@ -39,8 +47,13 @@ PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject 
 /* A type from its spec, kept for good; NULL with an exception. */
 PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec);
 
-int device_is_host(const struct device *device);
-int device_index(const struct device *device);
+/* One more holder of a block, and one less: neither needs the GIL. The last may have to wait for
+ * a GPU. */
+struct block *block_hold(struct block *block);
+void block_release(struct block *block);
+
+bool device_is_host(const struct pen_device *device);
+int device_index(const struct pen_device *device);
 
 /* Adds Array, View and the functions of arrays.c to the module. */
 int arrays_init(PyObject *module);

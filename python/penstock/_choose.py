@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Mapping
 
 from . import _penstock
 from ._error import refuse
@@ -59,20 +60,39 @@ def wanted(names, keys) -> list[str]:
         return list(names)
     if callable(keys):
         return [name for name in names if keys(name)]
-    from fnmatch import translate
-
-    patterns = [keys] if isinstance(keys, str) else list(keys)
+    patterns = [keys] if isinstance(keys, str) else keys
+    try:
+        patterns = list(patterns)
+    except TypeError:
+        patterns = [patterns]
     found = set()
+    globs = []
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise refuse("use", "keys", f"{pattern!r} is no name",
+                         "keys= is a glob, names and globs, or a function of the name")
         if pattern in names:
             found.add(pattern)
-            continue
-        match = re.compile(translate(pattern)).match if _GLOB.search(pattern) else None
-        more = [name for name in names if match(name)] if match else []
-        if not more:
+        elif _GLOB.search(pattern):
+            globs.append(pattern)
+        else:
             raise no_tensor(names, pattern)
-        found.update(more)
+    if globs:
+        found.update(_matching(names, globs))
     return [name for name in names if name in found]
+
+
+def _matching(names, globs: list[str]) -> set[str]:
+    """The names that some glob matches; each glob must match one."""
+    from fnmatch import translate
+
+    found = {name for name in names
+             if re.match("|".join(f"(?:{translate(glob)})" for glob in globs), name)}
+    for glob in globs:
+        match = re.compile(translate(glob)).match
+        if not any(match(name) for name in found):
+            raise no_tensor(names, glob)
+    return found
 
 
 def no_tensor(names, name: str):
@@ -81,45 +101,7 @@ def no_tensor(names, name: str):
 
     some = get_close_matches(name, names, 3, 0.5) or list(names)[:3]
     hint = f"There are for instance {', '.join(some)}" if some else "The model has no tensors"
-    return refuse("find tensor", name, "the model has none of this name", hint, errno.ENOENT)
-
-
-def box(tensor: Tensor, index) -> Choice:
-    """The box that ``tensor[index]`` means: slices without a step, numbers, an ellipsis."""
-    def wrong(message: str):
-        return refuse("slice", tensor.name, message, "Ranges with step 1, numbers and ... are "
-                      "read from the file; index further in memory")
-
-    index = index if isinstance(index, tuple) else (index,)
-    rank = len(tensor.shape)
-    if index.count(Ellipsis) > 1:
-        raise wrong("more than one ellipsis")
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        filler = (slice(None),) * (rank - len(index) + 1)
-        index = index[:at] + filler + index[at + 1:]
-    if len(index) > rank:
-        raise wrong(f"{len(index)} indices for {rank} dimensions")
-    start, stop, shape = [0] * rank, list(tensor.shape), []
-    for axis, length in enumerate(tensor.shape):
-        entry = index[axis] if axis < len(index) else slice(None)
-        if isinstance(entry, slice):
-            first, last, step = entry.indices(length)
-            if step != 1:
-                raise wrong(f"step {step} in dimension {axis}")
-            start[axis], stop[axis] = first, max(first, last)
-            shape.append(stop[axis] - first)
-            continue
-        try:
-            number = entry.__index__()
-        except AttributeError:
-            raise wrong(f"{entry!r} in dimension {axis}") from None
-        if not -length <= number < length:
-            raise refuse("slice", tensor.name, f"index {number} is out of range for dimension "
-                         f"{axis} of size {length}", code=errno.ERANGE)
-        start[axis] = number % length
-        stop[axis] = start[axis] + 1
-    return Choice(tensor, tuple(start), tuple(stop), tuple(shape))
+    return refuse("find tensor", name, "the model has none of this name", hint, errno.ENOKEY)
 
 
 def cover(tensor: Tensor, index) -> tuple[Choice, tuple] | None:
@@ -127,7 +109,7 @@ def cover(tensor: Tensor, index) -> tuple[Choice, tuple] | None:
     index that box with. None where the whole tensor has to be looked at."""
     index = index if isinstance(index, tuple) else (index,)
     if any(not (entry is None or entry is Ellipsis or isinstance(entry, slice)
-                or hasattr(entry, "__index__") and not hasattr(entry, "shape")
+                or hasattr(entry, "__index__") and getattr(entry, "shape", ()) == ()
                 and not isinstance(entry, bool)) for entry in index):
         return None
     rank, given = len(tensor.shape), sum(e is not None and e is not Ellipsis for e in index)
@@ -169,8 +151,33 @@ def cover(tensor: Tensor, index) -> tuple[Choice, tuple] | None:
     return Choice(tensor, tuple(start), tuple(stop), shape), tuple(rest)
 
 
+def box(tensor: Tensor, index) -> Choice:
+    """The box that ``tensor[index]`` means: slices without a step, numbers, an ellipsis."""
+    def wrong(message: str):
+        return refuse("slice", tensor.name, message, "Ranges with step 1, numbers and ... are "
+                      "read from the file; index further in memory")
+
+    try:
+        found = cover(tensor, index)
+    except (IndexError, ValueError) as error:
+        raise wrong(str(error)) from None
+    if found is None:
+        raise wrong(f"{index!r} is no such index")
+    choice, rest = found
+    if None in rest:
+        raise wrong("a new axis")
+    for entry in rest:
+        if isinstance(entry, slice) and entry.step not in (None, 1):
+            raise wrong(f"step {entry.step}")
+    choice.shape = tuple(length for length, entry in zip(choice.shape, rest)
+                         if isinstance(entry, slice))
+    return choice
+
+
 def choose(tensors: dict[str, Tensor], keys, slices, into) -> list[Choice]:
     """What a load is asked for, in the order of files and offsets."""
+    if into is not None and not isinstance(into, Mapping):
+        raise refuse("use", "into", f"a {type(into).__name__} is no mapping of names to tensors")
     if keys is None and into is not None:
         keys = list(into)
         for name in keys:
@@ -180,12 +187,14 @@ def choose(tensors: dict[str, Tensor], keys, slices, into) -> list[Choice]:
     for name in names if into is not None else ():
         if name not in into:
             raise refuse("load into", name, "into= has no tensor for it")
-    slices = dict(slices or {})
+    try:
+        slices = dict(slices or {})
+    except (TypeError, ValueError):
+        raise refuse("use", "slices", f"{slices!r} is no mapping of names to indices") from None
     choices = []
     for name in names:
-        index = slices.pop(name, None)
         tensor = tensors[name]
-        choices.append(Choice(tensor) if index is None else box(tensor, index))
+        choices.append(box(tensor, slices.pop(name)) if name in slices else Choice(tensor))
     for name in slices:
         if name not in tensors:
             raise no_tensor(tensors, name)

@@ -14,8 +14,9 @@ class Error(OSError):
     where that means nothing), why (``message``) and what to do about it (``hint``, may be empty).
     ``domain`` is "errno", "cuda", "cufile" or "format", and ``raw`` the code in that domain.
 
-    Where Python has a class of its own for the cause (FileNotFoundError, PermissionError, ...),
-    the error is one of that class too.
+    Where Python has a class of its own for the cause (FileNotFoundError, PermissionError,
+    ValueError for an argument that makes no sense, KeyError for a tensor that is not there), the
+    error is one of that class too.
     """
 
     code: int
@@ -31,11 +32,15 @@ class Error(OSError):
         """The whole story in one line."""
         if not hasattr(self, "operation"):
             return super().__str__()
-        text = f"{self.operation} {self.object}".strip()
+        text = f"cannot {self.operation} {self.object}".rstrip()
         if self.offset is not None:
             text += f" at byte {self.offset}"
         text += f": {self.message}"
         return f"{text}. {self.hint}" if self.hint else text
+
+    def __repr__(self) -> str:
+        """The same, as Python shows it."""
+        return f"penstock.Error({str(self)!r})"
 
     def __reduce__(self):
         """Errors travel between processes with everything they know."""
@@ -65,8 +70,17 @@ class _NotADirectory(Error, NotADirectoryError):
     pass
 
 
+class _Invalid(Error, ValueError):
+    pass
+
+
+class _NoTensor(Error, KeyError):
+    pass
+
+
 _classes = {errno.ENOENT: _NotFound, errno.EACCES: _Permission, errno.EPERM: _Permission,
-            errno.EEXIST: _Exists, errno.EISDIR: _IsADirectory, errno.ENOTDIR: _NotADirectory}
+            errno.EEXIST: _Exists, errno.EISDIR: _IsADirectory, errno.ENOTDIR: _NotADirectory,
+            errno.EINVAL: _Invalid, errno.ENOKEY: _NoTensor}
 for _class in _classes.values():
     _class.__name__ = _class.__qualname__ = "Error"
     _class.__module__ = "penstock"

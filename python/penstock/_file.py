@@ -504,6 +504,8 @@ def _maker(like, dtype, device):
         if device is None and not _is_of("numpy", "ndarray", like):
             device = getattr(like, "device", None)
         like = type(like).__module__.partition(".")[0]
+    if like is None and _is_of("torch", "dtype", dtype):
+        like = "torch"
     if like in ("torch", "pt"):
         torch = import_module("torch")
         kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype

@@ -44,8 +44,9 @@ def import_module(name: str, package: str | None = None):
     except ImportError as error:
         if error.name not in (name, name.partition(".")[0]):
             raise
-        raise ImportError(f"framework needs {package or name}, which is not installed: "
-                          f"pip install {package or name}", name=name) from None
+        raise ImportError(f"{package or name} is not installed, and tensors of it were asked for: "
+                          f"pip install {package or name}, or take another with framework=, which "
+                          "is 'pt' unless given", name=name) from None
 
 
 class Dlpack:
@@ -96,6 +97,9 @@ class Dlpack:
         """Arrays of others are not filled in this way; File.read() does that."""
         raise refuse("load into", name, f"into= is not possible with framework {self.name!r}",
                      "Use framework 'pt', 'np' or 'cupy'")
+
+    def changed(self, tensors) -> None:
+        """Tensors of the user's were filled."""
 
     def dtype_index(self, dtype) -> int:
         """Which of DTYPES a user's dtype is."""
@@ -169,6 +173,9 @@ class Torch(Dlpack):
             size *= length
         if not size:
             return tensor.reshape(shape)
+        if isinstance(owner, self.torch.Tensor) and owner.numel() == size:
+            # torch's own allocation as it is: record_stream() and sharing between processes work.
+            return tensor.set_(owner.untyped_storage(), 0, shape, strides_of(shape))
         if isinstance(owner, self.torch.Tensor):
             capsule = self.torch.utils.dlpack.to_dlpack(owner[offset:offset + size])
         else:
@@ -193,7 +200,11 @@ class Torch(Dlpack):
             raise wrong(f"a {type(tensor).__name__} is no torch tensor")
         if str(tensor.device) not in (self.device, str(self.torch_device)):
             raise wrong(f"the tensor is on {tensor.device}, the load goes to {self.device}",
-                        f"Load with device={str(tensor.device)!r}")
+                        f"Load with device={str(tensor.device)!r}"
+                        if tensor.device.type in ("cpu", "cuda") else "It has no memory to fill")
+        if tensor.is_conj() or tensor.is_neg():
+            raise wrong("the tensor is a conjugate or negative view",
+                        "Use .resolve_conj() or .resolve_neg()")
         expected = self._packed(shape) if BITS[dtype] == 4 else tuple(shape)
         if tuple(tensor.shape) != expected:
             raise wrong(f"the tensor has shape {tuple(tensor.shape)}, the file {expected}")
@@ -211,6 +222,14 @@ class Torch(Dlpack):
             if name in (theirs, ours):
                 return DTYPES.index(ours)
         raise refuse("convert to", name, "there is no such dtype", "Take torch.bfloat16 or so")
+
+    def changed(self, tensors) -> None:
+        """Autograd must know that what it may have saved is not what it was."""
+        increment = getattr(self.torch.autograd.graph, "increment_version", None)
+        if increment is not None:
+            for tensor in tensors:
+                if not tensor.is_inference():
+                    increment(tensor)
 
     def convert(self, target, source) -> None:
         """On the device, queued on the caller's stream."""
@@ -362,6 +381,12 @@ class Jax(Dlpack):
         """For arrays on this device."""
         self.jax = import_module("jax")
         super().__init__(device)
+        if self.device != "host":
+            try:
+                self.jax.devices("cuda")
+            except RuntimeError as error:
+                raise refuse("load to", self.device, f"JAX sees no GPU: {error}",
+                             "Install a JAX for CUDA, or use device='cpu'") from None
 
     def view(self, owner, offset: int, dtype: int, shape):
         """Looks at the engine's memory; 64-bit numbers need jax_enable_x64, as always in JAX."""

@@ -17,7 +17,7 @@ from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, DTYPES, Dlpack, adapter
-from ._options import options
+from ._options import AUTO, MEMORY_LIMIT_LEAST, options
 from ._progress import Bar, wait
 
 #: Bytes of one group of tensors that are converted; two groups are under way.
@@ -28,10 +28,11 @@ _ALIGN = 256
 class _Moves:
     """How the jobs of one call move, and what they report."""
 
-    def __init__(self, transfer, memory_limit: int | None, progress: bool, share: int = 1):
-        """`share`: how many jobs run at the same time and have to share the memory limit."""
-        self.transfer, limit = options(transfer, memory_limit)
-        self.memory_limit = limit // share
+    def __init__(self, transfer, memory_limit: int | None, progress: bool):
+        """Refuses what makes no sense."""
+        self.transfer, self.memory_limit = options(transfer, memory_limit)
+        #: How many jobs may run at the same time and share the limit.
+        self.together = 2 if self.memory_limit >= 2 * MEMORY_LIMIT_LEAST else 1
         self.progress = progress
         self.reports: list[dict] = []
         self.started = time.perf_counter()
@@ -113,15 +114,15 @@ class _Group:
             owner, self.where = target.allocate(_round_up(self.selection.total))
             self.places = [(owner, offset) for offset, _ in offsets]
         else:
-            made = [target.allocate(_round_up(size)) for _, size in offsets]
+            made = [target.allocate(max(size, 1)) for _, size in offsets]
             self.where = [address for _, address in made]
             self.places = [(owner, 0) for owner, _ in made]
 
-    def start(self, moves: _Moves, tags: bool = False):
-        """The job; it keeps the memory."""
+    def start(self, moves: _Moves, tags: bool = False, share: int = 1):
+        """The job, one of `share` that run at the same time; it keeps the memory."""
         return self.selection.load(self.target.engine_device(), self.where,
                                    self.places or self.into, tags, moves.transfer,
-                                   moves.memory_limit, self.target.stream())
+                                   moves.memory_limit // share, self.target.stream())
 
     def tensor(self, at: int) -> Any:
         """One of them."""
@@ -142,6 +143,8 @@ def _load_plain(model, choices: list[Choice], target: Dlpack, into, arena: bool,
     job = group.start(moves)
     found = group.tensors() if not target.copies else None
     moves.wait(job, label)
+    if into is not None:
+        target.changed(into.values())
     return group.tensors() if found is None else found
 
 
@@ -182,16 +185,20 @@ def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label:
     done = 0
     try:
         while waiting or running:
-            while waiting and len(running) < 2:
+            while waiting and len(running) < moves.together:
                 group = _Group(model, waiting.popleft(), target, arena, into)
-                running.append((group.start(moves, tags=True), group))
+                running.append((group.start(moves, True, moves.together), group))
             job, group = running[0]
             tags = job.landed()
             while tags:
                 for tag in tags:
                     choice = group.choices[tag]
                     done += _bytes(choice, choice.tensor.dtype)
-                    yield choice, group.tensor(tag)
+                    tensor = group.tensor(tag)
+                    if into is not None:
+                        target.changed([tensor])
+                    yield choice, tensor
+                    del tensor
                 if bar:
                     bar.show(done, total, time.perf_counter() - moves.started)
                 tags = job.landed()
@@ -230,7 +237,7 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     that are filled in place; only these are loaded.
 
     With ``arena`` all tensors of the call lie in one allocation, which is freed when the last of
-    them goes; ``arena=False`` gives each its own.
+    them goes; ``arena=False`` gives each its own, as have those that are converted.
 
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
     most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
@@ -239,32 +246,45 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
     label = _label(path)
-    if slices is None and into is None and dtype is None and arena:
+    plain = slices is None and into is None and dtype is None and arena
+    if plain and memory_limit is None and moves.transfer == AUTO:
         ready = _prefetch.take(path, target.device)
-        if ready is not None:
-            return _join(ready, target, keys, moves, label)
+        found = _join(ready, target, keys, moves, label) if ready is not None else None
+        if found is not None:
+            return found
     else:
         _prefetch.drop(path, target.device)
     model = open_model(path)
     choices = choose(tensors_of(model), keys, slices, into)
+    into = _resolve(into, choices)
     conversion = _to_convert(choices, target, dtype, into)
     plain, converted = conversion.split(choices)
     if not converted:
         found = _load_plain(model, choices, target, into, arena, moves, label)
     else:
         found = _load_plain(model, plain, target, into, arena, moves, label) if plain else {}
-        moves.memory_limit //= 2
         found.update(_load_converted(model, converted, target, conversion, moves, label))
         found = {choice.tensor.name: found[choice.tensor.name] for choice in choices}
     moves.keep_report(target.device)
     return found
 
 
-def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, Any]:
-    """The rest of what prefetch() began."""
+def _resolve(into: Mapping[str, Any] | None, choices: list[Choice]) -> dict[str, Any] | None:
+    """The tensors to fill, looked up once: the caller's mapping may change, or make them anew."""
+    return None if into is None else {c.tensor.name: into[c.tensor.name] for c in choices}
+
+
+def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, Any] | None:
+    """The rest of what prefetch() began; None where somebody else was quicker."""
     choices = choose(ready.tensors(), keys, None, None)
-    moves.wait(ready.job, label)
-    owner = target.adopt(ready.job.memory())
+    for choice in choices:
+        target.check(choice.tensor.name, choice.tensor.dtype)
+    done = ready.finish(label, moves.progress)
+    if done is None:
+        return None
+    memory, report = done
+    owner = target.adopt(memory)
+    moves.reports.append(report)
     moves.keep_report(target.device)
     return {c.tensor.name: target.view(owner, ready.offsets[c.tensor.index][0], c.tensor.dtype,
                                        c.shape) for c in choices}
@@ -301,13 +321,14 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
     The other arguments are those of load_model(). That a file was changed while it was read is
     known, and raised, at the end of its group.
     """
-    if window <= 0:
-        raise ValueError(f"window is a number of bytes above 0, not {window}")
-    moves = _Moves(transfer, memory_limit, progress, share=2)
+    if not isinstance(window, int) or window <= 0:
+        raise ValueError(f"window is a number of bytes above 0, not {window!r}")
+    moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
     _prefetch.drop(path, target.device)
     model = open_model(path)
     choices = choose(tensors_of(model), keys, slices, into)
+    into = _resolve(into, choices)
     conversion = _to_convert(choices, target, dtype, into)
     return _stream(model, choices, target, into, conversion, window, moves, _label(path))
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from . import _penstock
 from ._error import refuse
 
-#: Most staging memory of one call.
+#: Most staging memory of one call, and the least that a job can do with.
 MEMORY_LIMIT = 128 << 20
+MEMORY_LIMIT_LEAST = 64 << 10
+#: The transfer type that takes the best path for each range.
+AUTO = -1
 
 
 def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
@@ -15,5 +18,5 @@ def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
         memory_limit = MEMORY_LIMIT
     elif not isinstance(memory_limit, int) or not 0 < memory_limit < 1 << 63:
         raise refuse("keep within", "memory_limit", f"{memory_limit!r} is no number of bytes",
-                     "Give the most staging memory in bytes, 65536 or more, or None")
+                     f"Give the most staging memory in bytes, {MEMORY_LIMIT_LEAST} or more")
     return _penstock.transfer_type(transfer), memory_limit

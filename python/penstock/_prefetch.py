@@ -1,38 +1,54 @@
 # SPDX-License-Identifier: MIT
-"""Bytes that move before anybody asks for tensors."""
+"""Bytes that move before anybody asks for tensors.
+
+A Prefetch has its job until somebody takes it: a load that joins, or cancel(). Whoever took it
+finishes it; to all others the prefetch is over. wait() finishes it in place, and what came of it
+stays here for the load.
+"""
 from __future__ import annotations
 
 import os
 import threading
 from typing import Any
 
-from . import _penstock
-from ._choose import Tensor, tensors_of
+from ._choose import Tensor, open_model, tensors_of
 from ._device import device_name, open_device
 from ._error import Error
+from ._progress import wait
 
-_lock = threading.Lock()
 _begun: dict[tuple[str, str], Prefetch] = {}
-# A forked child has none of the threads that move the bytes.
-os.register_at_fork(after_in_child=_begun.clear)
+_lock = threading.Lock()
+
+
+def _forget_parent() -> None:
+    """A forked child has none of the threads that move the bytes, nor those that hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _begun.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 class Prefetch:
     """A model on its way to a device. The next load_model() or load_file() of the same path and
-    device joins it and gets its tensors; cancel() stops it and frees its memory."""
+    device joins it and gets its tensors; until then, or until cancel(), it keeps the memory."""
 
     def __init__(self, path: str, device: str):
         """Starts at once."""
         self.path, self.device = path, device
         self.key = os.path.realpath(path), device
         self.error: OSError | None = None
+        self._lock = threading.Lock()
+        self._job: Any = None
+        self._done: tuple | None = None
         try:
-            self.model = _penstock.Model(path)
+            self.model = open_model(path)
             selection = self.model.select([(i, None, None)
                                            for i in range(len(self.model.tensors()))])
             self.offsets = selection.offsets()
             self.files = self._stamps()
-            self.job = selection.load(open_device(device))
+            self._job = selection.load(open_device(device))
         except OSError as error:
             self.error = error
 
@@ -43,7 +59,7 @@ class Prefetch:
     def current(self) -> bool:
         """Are the files under their names still those that are being read?"""
         try:
-            return self._stamps() == self.files
+            return self.error is None and self._stamps() == self.files
         except OSError:
             return False
 
@@ -51,24 +67,56 @@ class Prefetch:
         """What is coming."""
         return tensors_of(self.model)
 
+    def finish(self, label: str, progress: bool) -> tuple[Any, dict] | None:
+        """Take it: wait for the end; the memory and the report. None where it was taken before."""
+        with self._lock:
+            job, self._job = self._job, None
+            done, self._done = self._done, None
+        if job is not None:
+            report = wait(job, label, progress)
+            done = job.memory(), report
+        return done
+
     def cancel(self) -> None:
-        """Stop, and free the memory. A load that comes later starts from the beginning."""
-        with _lock:
-            if _begun.get(self.key) is self:
-                del _begun[self.key]
-        if self.error is None and self.job is not None:
-            self.job.cancel()
-            self.job = None
+        """Stop, and free the memory, unless a load has joined. A later load starts anew."""
+        _remove(self)
+        with self._lock:
+            if self._job is not None:
+                self._job.cancel()
+            self._job = self._done = None
 
     def wait(self) -> None:
-        """Until all bytes are on the device; raises what went wrong, if it is known by then."""
+        """Until all bytes are on the device, or a load has joined; raises what went wrong."""
         if self.error is not None:
+            _remove(self)
             raise self.error
-        while self.job is not None and not self.job.wait_for(0.1):
-            pass
+        ended = False
+        while not ended:
+            with self._lock:
+                if self._job is None:
+                    return
+                try:
+                    ended = self._job.wait_for(0.02)
+                    if ended:
+                        report = self._job.wait()
+                        self._done = self._job.memory(), report
+                        self._job = None
+                except BaseException as error:
+                    # It failed, or was interrupted, which stops it: nobody can join it any more.
+                    self._job = None
+                    if isinstance(error, OSError):
+                        self.error = error
+                    _remove(self)
+                    raise
 
     def __repr__(self) -> str:
         return f"<penstock.Prefetch {self.path} to {self.device}>"
+
+
+def _remove(prefetch: Prefetch) -> None:
+    with _lock:
+        if _begun.get(prefetch.key) is prefetch:
+            del _begun[prefetch.key]
 
 
 def _default_device() -> str:
@@ -97,12 +145,18 @@ def prefetch(path: str | os.PathLike, device: Any = None) -> Prefetch:
     """
     name = _default_device() if device is None else device_name(device)
     path = os.fspath(path)
+    key = os.path.realpath(path), name
+    found = _begun.get(key)
+    if found is not None and found.error is None:
+        return found
+    made = Prefetch(path, name)
     with _lock:
-        begun = _begun.get((os.path.realpath(path), name))
-        if begun is None or begun.error is not None:
-            begun = Prefetch(path, name)
-            _begun[begun.key] = begun
-    return begun
+        found = _begun.setdefault(key, made)
+        if found.error is not None:
+            found = _begun[key] = made
+    if found is not made:
+        made.cancel()
+    return found
 
 
 def take(path, device: str) -> Prefetch | None:
@@ -114,7 +168,7 @@ def take(path, device: str) -> Prefetch | None:
     if begun is None:
         return None
     # What was wrong then may be right now; if not, the load says so.
-    if begun.error is not None or not begun.current():
+    if not begun.current():
         begun.cancel()
         return None
     return begun
@@ -122,7 +176,6 @@ def take(path, device: str) -> Prefetch | None:
 
 def drop(path, device: str) -> None:
     """A load that cannot use what was begun: its memory is better spent."""
-    if _begun:
-        begun = _begun.get((os.path.realpath(os.fspath(path)), device))
-        if begun is not None:
-            begun.cancel()
+    begun = take(path, device)
+    if begun is not None:
+        begun.cancel()

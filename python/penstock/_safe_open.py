@@ -58,6 +58,10 @@ class _Ahead:
         self.places = [{name: at for at, name in enumerate(order)} for order in self.orders]
         self.rows = [0] * len(self.orders)
         self.last: str | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.process = os.getpid()
         self.lock = threading.Lock()
         self.coming: Iterator | None = None
         self.order = 0
@@ -65,6 +69,9 @@ class _Ahead:
 
     def take(self, name: str) -> Any | None:
         """The tensor, if it is under way; None: read it in the ordinary way."""
+        # What was under way when this process was forked is its parent's.
+        if self.process != os.getpid():
+            self._reset()
         with self.lock:
             for i, places in enumerate(self.places):
                 follows = self.last is not None and places[name] == places[self.last] + 1
@@ -111,7 +118,7 @@ def _reader(model, target, options: tuple, label: str) -> Callable[[list[Tensor]
 
     def read(tensors: list[Tensor]) -> Iterator:
         groups = _groups([Choice(tensor) for tensor in tensors if possible(tensor)], _AHEAD // 2)
-        return _run(model, groups, target, None, False, _Moves(*options, False, share=2), label)
+        return _run(model, groups, target, None, False, _Moves(*options, False), label)
 
     return read
 

@@ -16,6 +16,7 @@ from ._options import options
 from ._progress import wait
 
 _WRITE = 2
+_HEADER_MAX = 100_000_000
 
 
 class _Piece:
@@ -27,6 +28,7 @@ class _Piece:
             raise TypeError(f"names are texts; {name!r} is not")
         if name == "__metadata__":
             raise ValueError("the format keeps the name __metadata__ for itself")
+        _check_text(name)
         self.name, self.tensor, self.stream = name, tensor, None
         module = type(tensor).__module__.partition(".")[0]
         if _is_torch(tensor):
@@ -46,6 +48,8 @@ class _Piece:
         if not tensor.is_contiguous():
             raise ValueError(f"You are trying to save a non contiguous tensor: `{self.name}`; "
                              "call .contiguous() on it first")
+        # A view that only says "conjugate" or "negate" has other numbers in memory.
+        self.tensor = tensor = tensor.resolve_conj().resolve_neg()
         kind = str(tensor.dtype).removeprefix("torch.")
         names = {theirs: ours for ours, theirs in Torch._names.items()}
         if kind not in names:
@@ -65,7 +69,7 @@ class _Piece:
 
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        self.tensor = array = numpy.ascontiguousarray(array)
+        self.tensor = array = numpy.asarray(array, order="C")
         names = {theirs: ours for ours, theirs in {**Numpy._plain, **Numpy._extra}.items()}
         if array.dtype.name not in names:
             raise refuse("save", self.name, f"safetensors has no dtype for {array.dtype}")
@@ -74,6 +78,12 @@ class _Piece:
         self.nbytes = array.nbytes
         self.address = array.ctypes.data
         self.device = "host"
+
+
+def _check_text(text: str) -> None:
+    """What load_file() would refuse is not written."""
+    if "\0" in text:
+        raise ValueError(f"names and metadata cannot hold a NUL character: {text!r}")
 
 
 def _is_torch(tensor) -> bool:
@@ -102,6 +112,8 @@ def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
         for key, value in metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TypeError(f"metadata is a dict of str to str; {key!r} is not")
+            _check_text(key)
+            _check_text(value)
         table["__metadata__"] = dict(metadata)
     offset = 0
     for piece in pieces:
@@ -110,6 +122,9 @@ def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
         offset += piece.nbytes
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > _HEADER_MAX:
+        raise ValueError(f"the header would have {len(text)} bytes, and the format allows "
+                         f"{_HEADER_MAX}: save fewer tensors or less metadata")
     return len(text).to_bytes(8, "little") + text
 
 

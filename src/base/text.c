@@ -28,6 +28,13 @@ void text_copy_end(char *to, size_t size, const char *from)
 	memcpy(to + 3, from + length - (size - 4), size - 3);
 }
 
+bool text_ends_with(const char *text, const char *ending)
+{
+	size_t length = strlen(text), tail = strlen(ending);
+
+	return length >= tail && !strcmp(text + length - tail, ending);
+}
+
 /* The number at the start of `text`, and where it ends. Only digits and one point: strtod alone
  * would also take signs, hex, "inf" and "nan". */
 static int leading_number(const char *text, double *value, const char **end)

@@ -2,12 +2,15 @@
 #ifndef BASE_TEXT_H
 #define BASE_TEXT_H
 /* Bounded strings, and sizes and times as people write them. */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* Copy, always terminated; text_copy_end keeps the end of what is too long, after "...". */
 void text_copy(char *to, size_t size, const char *from);
 void text_copy_end(char *to, size_t size, const char *from);
+
+bool text_ends_with(const char *text, const char *ending);
 
 /*
  * "4096", "512K", "1.5M", "2GiB" (powers of 1024), "3GB" (powers of 1000). 0, -EINVAL for what is

@@ -25,8 +25,9 @@
  * while on a disk it takes the place of bytes that are wanted. */
 #define GAP_HOT ((uint64_t)64 << 10)
 #define GAP_COLD ((uint64_t)16 << 10)
-/* Of so many strided extents the residency decides which of the two. */
+/* The residency of about so many extents, and of so much of each plain one, decides which. */
 #define GAP_SAMPLES 64u
+#define GAP_SAMPLE ((uint64_t)1 << 20)
 /* Lanes of each kind; more does not pay (docs/performance.md). Those that copy for a GPU start in
  * full, and the tuner finds out whether the LEAST are as fast, which saves CPU time. */
 #define CACHED_LANES_GPU 12u
@@ -658,27 +659,40 @@ static int check_blocks(struct chooser *chooser)
 	return 0;
 }
 
+/* The bytes of an extent that are looked at. What is out of bounds is refused later, in words, and
+ * not looked at. */
+static uint64_t gap_sample(const struct pen_extent *extent)
+{
+	uint64_t length, end;
+
+	if (extent->rows < 2)
+		length = extent->length < GAP_SAMPLE ? extent->length : GAP_SAMPLE;
+	else if (__builtin_mul_overflow(extent->rows - 1, extent->object_pitch, &length))
+		return 0;
+	if (__builtin_add_overflow(extent->offset, length, &end) ||
+	    end > extent->object->info.size)
+		return 0;
+	return length;
+}
+
 /* How large a hole may be to be read through. */
 static uint64_t choose_gap(const struct pen_options *options, const struct pen_extent *extents,
 			   size_t count)
 {
+	size_t step = (count + GAP_SAMPLES - 1) / GAP_SAMPLES;
 	uint64_t total = 0, cached = 0, resident;
-	unsigned int samples = 0;
 
 	if (options->gap)
 		return options->gap == UINT64_MAX ? 0 : options->gap;
-	for (size_t i = 0; i < count && samples < GAP_SAMPLES; i++) {
+	for (size_t i = 0; i < count; i += step) {
 		const struct pen_extent *extent = &extents[i];
-		uint64_t length, end;
+		uint64_t length;
 
-		if (extent->rows < 2 || !extent->object || !extent->object->info.has_residency)
+		if (!extent->object || !extent->object->info.has_residency)
 			continue;
-		/* What is out of bounds is refused later, in words. */
-		if (__builtin_mul_overflow(extent->rows - 1, extent->object_pitch, &length) ||
-		    __builtin_add_overflow(extent->offset, length, &end) ||
-		    !length || end > extent->object->info.size)
+		length = gap_sample(extent);
+		if (!length)
 			continue;
-		samples++;
 		total += length;
 		if (!object_residency(extent->object, extent->offset, length, &resident, NULL))
 			cached += resident;
@@ -697,7 +711,8 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		.tags = options->tags,
 		.placed = placed,
 		.unit = UNIT,
-		.gap = choose_gap(options, extents, count),
+		/* A write has no holes to go through. */
+		.gap = chooser->direction == PEN_READ ? choose_gap(options, extents, count) : 0,
 		.one_memory = chooser->device->is_host || options->allocate,
 	};
 	uint64_t most = power_below(options->memory_limit / 2);

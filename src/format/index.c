@@ -4,12 +4,14 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/text.h"
 #include "format/index.h"
 #include "format/json.h"
 #include "format/words.h"
 #include "sys/os.h"
 
 #define MAP "weight_map"
+#define SUFFIX ".safetensors.index.json"
 
 struct reader {
 	const char *name;
@@ -144,8 +146,17 @@ static int read_map(struct reader *reader, const json_t *root)
 	if (!json_is_object(map)) {
 		words_bad(reader->err, reader->name, -1,
 			  map ? "its \"" MAP "\" is not a JSON object" : "it has no \"" MAP "\"");
+		/* Found in a folder, or named as one: then it is one, and spoilt. */
+		if (text_ends_with(reader->name, SUFFIX))
+			error_hint(reader->err, "The index is damaged: download it again, or name "
+				   "a .safetensors file itself");
 		error_hint(reader->err, "Name a folder, a .safetensors file or an index: "
-			   "model.safetensors.index.json");
+			   "model" SUFFIX);
+		return -EBADMSG;
+	}
+	if (!json_object_size(map)) {
+		words_bad(reader->err, reader->name, -1, "the index lists no tensors");
+		error_hint(reader->err, "Download it again, or name a .safetensors file itself");
 		return -EBADMSG;
 	}
 	rc = allocate(reader, map);

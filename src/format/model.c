@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
+#include "base/text.h"
 #include "format/index.h"
 #include "format/model.h"
 #include "format/words.h"
@@ -33,16 +34,12 @@ static int fail(const char *path, int rc, const char *operation, struct pen_erro
 		error_hint(err, "Check the path");
 	else if (rc == -EACCES)
 		error_hint(err, "Check the permissions of the file and its directory");
-	else if (rc == -EMFILE || rc == -ENFILE)
-		error_hint(err, "Raise the limit of open files (ulimit -n)");
+	else if (rc == -EMFILE)
+		error_hint(err, "Raise the limit of open files, which is %llu (ulimit -n)",
+			   (unsigned long long)os_files_limit());
+	else if (rc == -ENFILE)
+		error_hint(err, "The whole system has too many files open (fs.file-max)");
 	return rc;
-}
-
-static bool ends_with(const char *name, const char *suffix)
-{
-	size_t length = strlen(name), part = strlen(suffix);
-
-	return length >= part && !strcmp(name + length - part, suffix);
 }
 
 /* "folder/name"; the folder may be empty. NULL: no memory. */
@@ -298,6 +295,7 @@ static int warn_of_files(struct merger *merger)
 	char file[WORDS_NAME], other[WORDS_NAME];
 	int rc = 0;
 
+	/* Two for each file, and one for those that do not belong to it. */
 	model->warnings = os_calloc(2 * model->file_count + 1, sizeof(model->warnings[0]));
 	if (!model->warnings)
 		return no_memory(merger->path, merger->err);
@@ -506,12 +504,12 @@ static int look_at(const char *name, void *context)
 
 	if (name[0] == '.')
 		return 0;
-	if (ends_with(name, SUFFIX))
+	if (text_ends_with(name, SUFFIX))
 		return add_name(listing, name);
-	if (ends_with(name, INDEX_SUFFIX))
+	if (text_ends_with(name, INDEX_SUFFIX))
 		return add_index(listing, name);
-	listing->torch |= ends_with(name, ".bin") || ends_with(name, ".pt") ||
-			  ends_with(name, ".pth");
+	listing->torch |= text_ends_with(name, ".bin") || text_ends_with(name, ".pt") ||
+			  text_ends_with(name, ".pth");
 	listing->cache |= !strcmp(name, "snapshots");
 	return 0;
 }
@@ -534,6 +532,43 @@ static int by_text(const void *left, const void *right)
 	return strcmp(*(char *const *)left, *(char *const *)right);
 }
 
+static int by_file_name(const void *name, const void *file)
+{
+	return strcmp(name, ((const struct pen_model_file *)file)->name);
+}
+
+/* Files that lie beside those of the index: another layout of the model, or remains. */
+static int warn_of_others(struct pen_model *model, const char *path, const struct listing *listing,
+			  struct pen_error *err)
+{
+	char text[2 * WORDS_NAME], name[WORDS_NAME];
+	const char *first = NULL;
+	size_t count = 0;
+
+	for (size_t i = 0; i < listing->count; i++) {
+		/* Sorted, as the index has them. */
+		if (bsearch(listing->names[i], model->files, model->file_count,
+			    sizeof(model->files[0]), by_file_name))
+			continue;
+		if (!count++ || strcmp(listing->names[i], first) < 0)
+			first = listing->names[i];
+	}
+	if (!count)
+		return 0;
+	words_name(name, first);
+	if (count == 1)
+		snprintf(text, sizeof(text), "%s is in the folder but not named by the index, and "
+			 "is left out", name);
+	else
+		snprintf(text, sizeof(text), "%zu files (%s ...) are in the folder but not named "
+			 "by the index, and are left out", count, name);
+	model->warnings[model->warning_count] = join("", 0, text);
+	if (!model->warnings[model->warning_count])
+		return no_memory(path, err);
+	model->warning_count++;
+	return 0;
+}
+
 static int open_listed(struct pen_model *model, const char *path, struct listing *listing,
 		       struct pen_error *err)
 {
@@ -551,7 +586,7 @@ static int open_listed(struct pen_model *model, const char *path, struct listing
 
 		rc = index ? open_indexed(model, index, err) : no_memory(path, err);
 		free(index);
-		return rc;
+		return rc ? rc : warn_of_others(model, path, listing, err);
 	}
 	if (!listing->count)
 		return nothing_there(listing, path, err);
@@ -603,7 +638,7 @@ int pen_model_open(const char *path, struct pen_model **model, struct pen_error 
 		return no_memory(path, err);
 	if (S_ISDIR(st.st_mode))
 		rc = open_folder(new, path, err);
-	else if (ends_with(path, ".json"))
+	else if (text_ends_with(path, ".json"))
 		rc = open_indexed(new, path, err);
 	else
 		rc = open_single(new, path, err);

@@ -221,7 +221,7 @@ static int read_tensor(struct reader *reader, const char *name, const json_t *en
 
 #define METADATA "__metadata__"
 
-static int read_metadata(struct reader *reader, const json_t *entry)
+static void read_metadata(struct reader *reader, const json_t *entry)
 {
 	const char *key;
 	json_t *value;
@@ -232,7 +232,6 @@ static int read_metadata(struct reader *reader, const json_t *entry)
 			.value = keep(reader, json_string_value(value)),
 		};
 	}
-	return 0;
 }
 
 /* Texts and nothing else; null is none at all. */
@@ -374,8 +373,11 @@ static int fill(struct reader *reader, const json_t *root)
 	if (rc)
 		return rc;
 	json_object_foreach((json_t *)root, key, entry) {
-		rc = strcmp(key, METADATA) ? read_tensor(reader, key, entry)
-					   : read_metadata(reader, entry);
+		if (!strcmp(key, METADATA)) {
+			read_metadata(reader, entry);
+			continue;
+		}
+		rc = read_tensor(reader, key, entry);
 		if (rc)
 			return rc;
 	}

@@ -79,7 +79,11 @@ static int fail(struct pen_object *object, int rc, const char *operation, struct
 		error_hint(err, "The file system is mounted read-only; write elsewhere");
 		break;
 	case -EMFILE:
-		error_hint(err, "Raise the limit of open files (ulimit -n)");
+		error_hint(err, "Raise the limit of open files, which is %llu (ulimit -n)",
+			   (unsigned long long)os_files_limit());
+		break;
+	case -ENFILE:
+		error_hint(err, "The whole system has too many files open (fs.file-max)");
 		break;
 	}
 	return rc;
@@ -175,7 +179,7 @@ static void choose_residency(struct pen_object *object)
 	} else if (rc == -ENOSYS && !os_may_write(self)) {
 		state->residency = os_mincore;
 	} else {
-		/* A descriptor of its own, so that a look reads nothing ahead. */
+		/* A descriptor of its own, so that a look fetches one page and no more. */
 		rc = os_open(self, O_RDONLY, 0);
 		if (rc < 0)
 			return;

@@ -360,7 +360,9 @@ static void gpu_fence_close(struct pen_device *device, struct device_fence *fenc
 	void *event = fence->handle;
 
 	fence->handle = NULL;
-	if (!event || idle_keep(state, &state->events, event) || push(device, NULL))
+	/* In a forked child the event is not ours, and a thread of the parent may hold the lock. */
+	if (!event || device_inherited(device) || idle_keep(state, &state->events, event) ||
+	    push(device, NULL))
 		return;
 	state->api->cuEventDestroy_v2(event);
 	pop(device);

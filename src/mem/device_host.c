@@ -2,12 +2,21 @@
 /*
  * Host memory as a device. Copies happen at once, so fences have always passed; memory needs no
  * pinning. The engine mostly reads straight into this device's memory and copies nothing.
+ *
+ * Small allocations come from the heap: a process has room for some 65,000 mappings only
+ * (vm.max_map_count), and a model may have more tensors than that. Their size tells them apart
+ * when they are freed.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
 #include "mem/device.h"
 #include "sys/os.h"
+
+/* What is smaller comes from the heap; whole pages of it aligned so that a disk can write there. */
+#define MAPPED_FROM ((uint64_t)1 << 20)
+#define LEAST_ALIGNMENT 256
 
 static int host_open(struct pen_device *device, struct pen_error *err)
 {
@@ -24,25 +33,45 @@ static int host_nothing(struct pen_device *device, struct pen_error *err)
 	return 0;
 }
 
+static int alloc_failed(struct pen_device *device, int code, uint64_t size, struct pen_error *err)
+{
+	uint64_t available = os_memory_available();
+
+	error_sys(err, code, "allocate memory on", device->name, -1);
+	if (code == -ENOMEM && size <= available)
+		error_hint(err, "%llu bytes were asked for, %llu are available: the process has "
+				"too many mappings (raise vm.max_map_count) or a limit (ulimit -v)",
+			   (unsigned long long)size, (unsigned long long)available);
+	else
+		error_hint(err, "%llu bytes were asked for, %llu are available",
+			   (unsigned long long)size, (unsigned long long)available);
+	return code;
+}
+
 static int host_alloc(struct pen_device *device, uint64_t size, void **memory,
 		      struct pen_error *err)
 {
-	/* The kernel would promise it, and kill somebody when it is used. */
-	uint64_t available = os_memory_available();
-	int rc = size > available ? -ENOMEM : os_map_huge(size, -1, memory);
+	int rc;
 
-	if (rc) {
-		error_sys(err, rc, "allocate memory on", device->name, -1);
-		error_hint(err, "%llu bytes were asked for, %llu are available",
-			   (unsigned long long)size, (unsigned long long)available);
+	if (size < MAPPED_FROM) {
+		*memory = os_calloc_aligned(size < os_page_size() ? LEAST_ALIGNMENT
+								  : os_page_size(), size);
+		rc = *memory ? 0 : -ENOMEM;
+	} else {
+		/* The kernel would promise it, and kill somebody when it is used. */
+		rc = size > os_memory_available() ? -ENOMEM : os_map_huge(size, -1, memory);
 	}
-	return rc;
+	return rc ? alloc_failed(device, rc, size, err) : 0;
 }
 
 static int host_free(struct pen_device *device, void *memory, uint64_t size, struct pen_error *err)
 {
-	int rc = os_unmap(memory, size);
+	int rc = 0;
 
+	if (size < MAPPED_FROM)
+		free(memory);
+	else
+		rc = os_unmap(memory, size);
 	return rc ? error_sys(err, rc, "free memory on", device->name, -1) : 0;
 }
 

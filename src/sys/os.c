@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -21,8 +22,9 @@
 #include "sys/os.h"
 
 #define HUGE_PAGE (2ul << 20)
-/* Places looked at to guess how much of a range is cached. */
+/* Places looked at to guess how much of a range is cached: at most, and one for so many bytes. */
 #define SAMPLES 8u
+#define SAMPLE_BYTES (512ul << 10)
 
 int (*sys_fault_hook)(const char *name);
 
@@ -328,27 +330,78 @@ int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 	return rc;
 }
 
+/*
+ * Even a read that must not wait makes the kernel fetch the page that it missed. Wait for it and
+ * let it go again: a look must not change what the next one sees. (One thing cannot be helped: a
+ * page where somebody's read-ahead stopped sets that going again.)
+ */
+static void forget_page(int fd, uint64_t at)
+{
+	uint64_t page = os_page_size();
+	char byte;
+
+	if (os_pread(fd, &byte, 1, at) == 1)
+		posix_fadvise(fd, (off_t)(at / page * page), (off_t)page, POSIX_FADV_DONTNEED);
+}
+
+/* What this thread has had read from stores, in sectors. */
+static long sectors_read(void)
+{
+	struct rusage usage;
+
+	return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_inblock;
+}
+
+/* Any number below `limit`; another one each time. */
+static uint64_t any_below(uint64_t limit)
+{
+	uint64_t bits = os_now() * 0x9e3779b97f4a7c15u;
+
+	return (bits ^ bits >> 32) % limit;
+}
+
 int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 {
-	uint64_t step = length / SAMPLES ? length / SAMPLES : 1, hits = 0, asked = 0;
+	uint64_t count = length / SAMPLE_BYTES, step, missed[SAMPLES], misses = 0;
+	long sectors = sectors_read();
 
 	FAULT("preadv2");
-	for (uint64_t at = offset; at < offset + length; at += step, asked++) {
+	count = count < 1 ? 1 : count < SAMPLES ? count : SAMPLES;
+	step = length / count;
+	for (uint64_t i = 0; i < count; i++) {
+		/* Not the same places each time: one of them may have stayed after all. */
+		uint64_t at = offset + i * step + any_below(step);
 		char byte;
 		struct iovec iov = { &byte, 1 };
 		ssize_t n = preadv2(fd, &iov, 1, (off_t)at, RWF_NOWAIT);
 
 		if (n < 0 && errno != EAGAIN)
 			return -errno;
-		hits += n > 0;
+		/* From a fast store a page may be there before the read gives up on it. */
+		if (n <= 0 || sectors != sectors_read())
+			missed[misses++] = at;
+		sectors = sectors_read();
 	}
-	*pages = hits * (length / os_page_size() + 1) / asked;
+	/* All of them are on their way by now, so this takes as long as one. */
+	for (uint64_t i = 0; i < misses; i++)
+		forget_page(fd, missed[i]);
+	*pages = (count - misses) * (length / os_page_size() + 1) / count;
 	return 0;
 }
 
 void *os_calloc(size_t count, size_t size)
 {
 	return sys_fault("malloc") ? NULL : calloc(count, size);
+}
+
+void *os_calloc_aligned(size_t alignment, size_t size)
+{
+	void *memory;
+
+	if (sys_fault("malloc"))
+		return NULL;
+	memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+	return memory ? memset(memory, 0, size) : NULL;
 }
 
 int os_map_huge(size_t size, int node, void **memory)
@@ -418,6 +471,13 @@ uint64_t os_memory_available(void)
 	if (file)
 		fclose(file);
 	return available ? (available + swap) << 10 : UINT64_MAX;
+}
+
+uint64_t os_files_limit(void)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) ? 0 : limit.rlim_cur;
 }
 
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)

@@ -38,16 +38,19 @@ int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
 int os_uncache(int fd);
 int os_random(int fd);	/* no readahead on this descriptor */
+uint64_t os_files_limit(void);	/* descriptors that this process may have */
 
 /* Page-cache residency of a range, in pages. -ENOSYS where the kernel cannot say. */
 int os_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 int os_mincore(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
-/* The same by looking at a few places with reads that must not wait; on an os_random() fd. */
+/* The same by looking at a few places, any of them, with reads that do not wait; on an os_random()
+ * fd. What these fetch is let go again, so the cache stays as it was; that part does wait. */
 int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 
 /* Memory. os_map_huge gives zeroed memory aligned to 2 MiB, on huge pages where the system
- * allows, preferring NUMA node `node` (-1: anywhere). */
+ * allows, preferring NUMA node `node` (-1: anywhere). What comes from the heap goes to free(). */
 void *os_calloc(size_t count, size_t size);
+void *os_calloc_aligned(size_t alignment, size_t size);
 int os_map_huge(size_t size, int node, void **memory);
 int os_map_file(int fd, uint64_t offset, size_t length, void **memory);
 int os_unmap(void *memory, size_t size);

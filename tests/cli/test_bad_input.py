@@ -78,6 +78,32 @@ def test_gpu_that_is_not_there(penstock, source, device):
     assert error["hint"]
 
 
+@pytest.fixture
+def tight_files():
+    """A soft limit of open files that is soon reached, for what is started here."""
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return lambda least: resource.setrlimit(resource.RLIMIT_NOFILE, (16, min(least, hard)))
+
+
+def test_soft_limit_of_open_files_is_no_limit(penstock, tmp_path, tight_files):
+    """What users have is often 1024; the program raises it as far as it may."""
+    penstock.ok("make-model", "layers=3,shards=30", tmp_path / "model", "-q")
+    for command in (["load", "-d", "host"], ["inspect"]):
+        penstock.ok(*command, tmp_path / "model", preexec_fn=lambda: tight_files(1024))
+    error = penstock.fails("inspect", tmp_path / "model", preexec_fn=lambda: tight_files(16))
+    assert error["errno"] == "EMFILE" and "which is 16 (ulimit -n)" in error["hint"]
+
+
+def test_limit_of_memory_is_named_where_there_is_memory(penstock):
+    import resource
+    limit = 1 << 30
+
+    error = penstock.fails("copy", "pattern:2G", "host:", preexec_fn=lambda: resource.setrlimit(
+        resource.RLIMIT_AS, (limit, limit)))
+    assert error["errno"] == "ENOMEM" and "ulimit -v" in error["hint"]
+
+
 def as_nobody(*args):
     """Run as a user with no rights: root may do everything."""
     if os.geteuid():
@@ -251,4 +277,6 @@ def test_corruption_is_found_where_it_is(penstock, tmp_path):
                                   "fail:1:EWHAT", "short:1:many", "delay:1:soon", "fail:200%",
                                   "corrupt:1:3", "fail:1,,short:2"])
 def test_inject_that_makes_no_sense_is_refused_before_any_byte(penstock, target, spec):
-    assert penstock.fails("copy", "pattern:1M", target, "--inject", spec)["errno"] == "EINVAL"
+    error = penstock.fails("copy", "pattern:1M", target, "--inject", spec, status=2)
+    assert error["errno"] == "EINVAL"
+    assert penstock.fails("load", target, "-d", "host", "--inject", spec, status=2) == error

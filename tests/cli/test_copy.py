@@ -267,7 +267,7 @@ def test_memory_limit_is_obeyed(penstock, source, tmp_path, limit):
 @pytest.mark.parametrize("args", [["--memory-limit", "64K"],
                                   ["--memory-limit", "1M", "--request-size", "16M"]])
 def test_memory_limit_that_is_too_small_is_refused_at_the_start(penstock, source, tmp_path, args):
-    error = penstock.fails("copy", source, tmp_path / "out", *args)
+    error = penstock.fails("copy", source, tmp_path / "out", *args, status=2)
     assert error["object"] == "the memory limit" and error["hint"]
     assert not (tmp_path / "out").exists()
 
@@ -305,12 +305,23 @@ def test_quiet_says_nothing(penstock, source, tmp_path):
 def test_report_for_people_is_short_and_says_why(penstock, source, tmp_path):
     out = penstock.ok("copy", source, tmp_path / "out", "--verify").out
     first, *rest = out.splitlines()
-    assert re.fullmatch(r"3\.15 MB in \d+\.\d\d s: \d+\.\d\d GB/s \(\d+\.\d\d s of it setup\), "
-                        r"\d+\.\d\d CPU-seconds, \S+ \S+ pinned.*", first)
+    assert re.fullmatch(r"3\.15 MB in \d+\.\d\d m?s: \d+\.\d\d GB/s \(\d+\.\d\d [mu]?s of it "
+                        r"setup\), 0\.\d+ CPU-seconds, \S+ \S+ pinned.*", first), first
     for direction in ("read", "write"):
         assert any(re.match(rf"  {direction} +\S+ +\d+\.\d %  \S", line) for line in rest)
     assert re.fullmatch(r"  verified: XXH3-128 [0-9a-f]{32}", rest[-1])
     assert len(rest) < 12
+
+
+def test_small_numbers_are_not_shown_as_nothing(penstock, tmp_path):
+    """What takes microseconds, and what is so slow that it makes no hundredth of a GB/s."""
+    (tmp_path / "tiny").write_bytes(b"x" * 100)
+    fast = penstock.ok("copy", tmp_path / "tiny", "host:").out.splitlines()[0]
+    slow = penstock.ok("copy", "pattern:64K,latency=100ms", "host:").out.splitlines()[0]
+    for line in (fast, slow):
+        assert not re.search(r"\b0\.0+\b", line.split(" pinned")[0].rsplit(",", 1)[0]), line
+    assert re.match(r"100 B in \d+\.\d\d [mu]s: \d+\.\d\d [GMk]B/s \(", fast), fast
+    assert re.match(r"65\.5 kB in 0\.\d\d s: 0\.\d\d MB/s \(", slow), slow
 
 
 def test_name_that_is_no_utf8_is_still_valid_json(penstock, source, tmp_path):

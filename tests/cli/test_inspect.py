@@ -74,6 +74,13 @@ def test_tensors_are_those_that_the_package_sees(penstock, model, shards):
     assert found["warnings"] == [] and found["model"] == str(folder)
 
 
+def test_a_long_shape_is_shown_whole(penstock, tmp_path):
+    shape = [1] * 300 + [7]
+    file = write(tmp_path / "long.safetensors",
+                 {"t": {"dtype": "U8", "shape": shape, "data_offsets": [0, 7]}}, bytes(7))
+    assert f"[{','.join(map(str, shape))}]" in penstock.ok("inspect", file).out
+
+
 def test_file_folder_and_index_are_the_same_model(penstock, model):
     one, many = model(1), model(3)
     assert inspect(penstock, one)["tensors"] == \

@@ -127,8 +127,9 @@ def test_report_counts_what_is_there(penstock, tmp_path):
 
 def test_report_for_people(penstock, tmp_path):
     out = penstock.ok("make-model", SMALL, tmp_path / "out").out
-    assert re.fullmatch(r"\S+/out: 1 file, 35 tensors, [\d.]+ kB in [\d.]+ s: [\d.]+ GB/s "
-                        r"\([\d.]+ s of it to make it durable\)\n", out), out
+    assert re.fullmatch(r"\S+/out: 1 file, 35 tensors, [\d.]+ kB in [\d.]+ m?s: [\d.]+ [GMk]B/s "
+                        r"\([\d.]+ m?s of it to make it durable\)\n", out), out
+    assert ": 0.00 " not in out
     assert penstock.ok("make-model", SMALL, tmp_path / "quiet", "--quiet").out == ""
 
 
@@ -279,18 +280,27 @@ ONE = {"name": "x", "dtype": "U8", "shape": [3]}
     ("{", "line 1"),
     ("[]", "no list of 1 to 200 files"),
     ('{"files": []}', "no list of 1 to 200 files"),
-    ('{"files": [1]}', "the name of file 0"),
-    ('{"files": [{"name": "../x.safetensors", "tensors": []}]}', "the name of file 0"),
-    ('{"files": [{"name": "x.bin", "tensors": []}]}', "the name of file 0"),
+    ('{"files": [1]}', "the name of file 1"),
+    ('{"files": [{"name": "../x.safetensors", "tensors": []}]}', "the name of file 1"),
+    ('{"files": [{"name": "x.safetensors", "tensors": []}, {"name": "x.bin", "tensors": []}]}',
+     "the name of file 2"),
     ('{"files": [{"name": "x.safetensors"}]}', "no list of tensors"),
-    ('{"files": [{"name": "x.safetensors", "tensors": [{}]}]}', "no name"),
+    ('{"files": [{"name": "x.safetensors", "tensors": [{}]}]}',
+     "tensor 1 of 'x.safetensors' has no name"),
+    ('{"files": [{"name": "x.safetensors", "tensors": [1]}]}',
+     "tensor 1 of 'x.safetensors' is no object"),
+    ('{"files": [], "file": 1}', "it has the key 'file', which means nothing here"),
+    ('{"files": [{"name": "x.safetensors", "tensor": []}]}', "a file has the key 'tensor'"),
+    ('{"files": [{"name": "x.safetensors", "tensors": []},'
+     ' {"name": "y.safetensors", "tensors": []}]}', "several files and not one tensor"),
+    ([{**ONE, "type": "F4"}], "a tensor has the key 'type'"),
     ([{**ONE, "dtype": "F7"}], "none of safetensors'"),
     ([{**ONE, "dtype": None}], "none of safetensors'"),
     ([{**ONE, "shape": 3}], "no shape"),
     ([{**ONE, "shape": [-1]}], "no size that can be had"),
     ([{**ONE, "shape": [1 << 40, 1 << 40]}], "no size that can be had"),
     ([{**ONE, "dtype": "F4"}], "does not fill whole bytes"),
-    ([{**ONE, "name": "__metadata__"}], "no name"),
+    ([{**ONE, "name": "__metadata__"}], "no tensor can be called '__metadata__'"),
     ([ONE, ONE], "two tensors called 'x'"),
 ])
 def test_file_that_makes_no_sense(penstock, tmp_path, content, message):
@@ -311,17 +321,26 @@ def test_tensor_in_two_files_is_refused(penstock, tmp_path):
 
 
 def test_file_that_is_not_there(penstock, tmp_path):
-    error = penstock.fails("make-model", tmp_path / "no.json", tmp_path / "out", status=2)
-    assert error["errno"] == "ENOENT" and error["object"].endswith("no.json")
+    error = penstock.fails("make-model", tmp_path / "no.json", tmp_path / "out")
+    assert error["errno"] == "ENOENT" and error["object"].endswith("no.json") and error["hint"]
 
 
 # ---------------------------------------------------------------------------------- misuse --
 
 @pytest.mark.parametrize("spec, words", [
     ("", "'' is none of its properties"),
-    ("13b", "'13b' is none of its properties"),
+    ("13b", "there is no model '13b'"),
+    ("1b", "Those that are known are 0.6b and 7b"),
     ("layer=3", "layers"),
-    ("layers", "'layers' is none"),
+    ("layers", "Write layers=N"),
+    ("shard-size", "Write shard-size=SIZE"),
+    ("tied=1", "it takes no value"),
+    ("shards=2,shard-size=1M", "'shards' and 'shard-size' rule each other out"),
+    ("shard-size=1M,shards=2", "'shard-size' and 'shards' rule each other out"),
+    ("tied,untied", "'tied' and 'untied' rule each other out"),
+    ("qwen3,layers=2,qwen2", "'qwen3' and 'qwen2' rule each other out"),
+    ("layers=2,layers=2", "'layers' is given twice"),
+    ("tied,tied", "'tied' is given twice"),
     ("layers=0", "'0' is not a whole number from 1 to 4096"),
     ("layers=-1", "'-1' is not a whole number"),
     ("layers=", "'' is not a whole number"),
@@ -345,6 +364,12 @@ def test_model_that_makes_no_sense(penstock, tmp_path, spec, words):
 def test_slip_is_met_with_what_was_meant(penstock, tmp_path):
     error = penstock.fails("make-model", "hiden=64", tmp_path / "out", status=2)
     assert "Did you mean hidden?" in error["hint"]
+
+
+def test_what_a_known_model_has_can_be_set_once(penstock, tmp_path):
+    report = make(penstock, "7b,layers=1,hidden=64,heads=4,kv=2,head-dim=16,intermediate=64,"
+                  "vocab=99,shards=2,tied", tmp_path / "out")
+    assert len(report["files"]) == 2
 
 
 @pytest.mark.parametrize("args", [[], ["0.6b"], ["0.6b", "a", "b"]])
@@ -387,15 +412,30 @@ def test_remains_of_another_model_are_not_mixed_with_the_new_one(penstock, tmp_p
     before = digest(out)
     error = penstock.fails("make-model", SMALL + second, out, "--force")
     assert error["errno"] == "EEXIST" and "would be mixed" in error["message"]
-    assert digest(out) == before
+    assert "model" in error["message"] and digest(out) == before
+
+
+def test_remains_of_another_model_are_named(penstock, tmp_path):
+    out = tmp_path / "out"
+    make(penstock, SMALL + ",shards=2", out)
+    error = penstock.fails("make-model", SMALL, out, "--force")
+    assert error["message"].startswith(
+        "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, "
+        "model.safetensors.index.json would be mixed")
+    make(penstock, SMALL + ",shards=9", tmp_path / "nine")
+    error = penstock.fails("make-model", SMALL, tmp_path / "nine", "--force")
+    assert "model-00005-of-00009.safetensors and 5 more would be mixed" in error["message"]
 
 
 def test_folder_that_cannot_be_made(penstock, tmp_path):
     error = penstock.fails("make-model", SMALL, tmp_path / "no" / "out")
     assert error["errno"] == "ENOENT" and error["hint"]
     (tmp_path / "file").write_text("x")
-    assert penstock.fails("make-model", SMALL, tmp_path / "file")["errno"] == "ENOTDIR"
-    assert penstock.fails("make-model", SMALL, "")["errno"] == "ENOENT"
+    error = penstock.fails("make-model", SMALL, tmp_path / "file")
+    assert error["errno"] == "ENOTDIR" and error["message"] == "it is a file, not a folder"
+    assert error["hint"]
+    error = penstock.fails("make-model", SMALL, "", status=2)
+    assert error["message"] == "its name is empty" and error["hint"]
 
 
 def test_read_only_file_system(penstock, small_fs):
@@ -430,6 +470,7 @@ def test_interruption_leaves_nothing(penstock, tmp_path, number, status):
     sent = time.monotonic()
     result = penstock.finish(process, args, timeout=30)
     assert result.status == status and time.monotonic() - sent < 5
+    assert result.error["operation"] == "make" and result.error["hint"]
     assert result.error["message"] == f"interrupted; nothing was written to {tmp_path / 'out'}"
     assert os.listdir(tmp_path) == []
 

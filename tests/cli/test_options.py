@@ -146,9 +146,13 @@ def test_missing_value_is_told(penstock):
     assert result.status == 2 and "cannot use --size: its value is missing" in result.err
 
 
-@pytest.mark.parametrize("args", [[], ["a"], ["a", "b", "c"]])
-def test_copy_takes_two_sides(penstock, args):
-    assert "SRC DST" in penstock.fails("copy", *args, status=2)["message"]
+@pytest.mark.parametrize("args, message", [
+    ([], "SRC DST are missing"),
+    (["a"], "it takes SRC DST, and only 1 argument was given"),
+    (["a", "b", "c"], "it takes SRC DST and nothing else, and 3 arguments were given"),
+])
+def test_copy_takes_two_sides(penstock, args, message):
+    assert penstock.fails("copy", *args, status=2)["message"] == message
 
 
 @pytest.mark.parametrize("args", [[], ["a", "b"]])

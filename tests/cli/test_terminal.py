@@ -45,6 +45,7 @@ def test_interruption_is_an_error_in_json(penstock, tmp_path):
     result, _ = start_and_signal(penstock, args, signal.SIGINT)
     assert result.status == 130 and result.error["errno"] == "ECANCELED"
     assert "interrupted" in result.error["message"] and os.listdir(tmp_path) == []
+    assert result.error["operation"] == "copy to" and result.error["hint"]
 
 
 def test_interruption_of_a_read_into_memory(penstock):

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import penstock
 import pytest
-from penstock.compare import cache, ceilings, measure, report
+from penstock.compare import cache, ceilings, measure, report, schedule
 from penstock.compare.__main__ import main, names, rounds
 from penstock.compare.loaders import BY_NAME
 from penstock.compare.model import ModelError, model_open
@@ -63,6 +64,15 @@ import os, signal
 
 def fastsafe_open(*arguments, **options):
     os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+TORCH_THERE = """
+import sys
+THERE = "torch" in sys.modules
+
+def fastsafe_open(*arguments, **options):
+    raise RuntimeError(f"torch imported before: {THERE}")
 """
 
 
@@ -206,6 +216,7 @@ def test_the_table_has_a_line_for_each(whole):
     assert any(line.startswith("loader") and "cold s" in line and "mixed s" in line
                for line in lines)
     assert any(line.startswith("warm: ") and "is fastest" in line for line in lines)
+    assert lines[-1].startswith("took ") and ", ceilings " in lines[-1] and ", cold " in lines[-1]
 
 
 def test_the_plot_is_a_picture(whole):
@@ -260,6 +271,22 @@ def test_an_interrupt_leaves_no_worker(model, tmp_path, mode):
     assert process.returncode == 130
     assert "stopped" in said
     assert not running(int(mark.read_text()))
+
+
+def test_torch_is_imported_before_the_clock(model, tmp_path):
+    folder = plant(tmp_path / "fake", "fastsafetensors", TORCH_THERE)
+    done = compare(str(model), "--device", "cpu", "--loaders", "fastsafetensors", "--rounds", "1",
+                   "--warm", "--no-ceilings", "--no-memory", "--json", "--path", folder)
+    row = row_of(json.loads(done.stdout), "fastsafetensors")
+    assert row["reason"] == "RuntimeError: torch imported before: True"
+
+
+def test_a_device_that_does_not_work_ends_it_at_once(model):
+    done = compare(str(model), "--device", "cuda:99")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("penstock.compare: cuda:99 cannot be used: ")
 
 
 def running(process: int) -> bool:
@@ -389,6 +416,27 @@ def test_the_watch_sees_memory_shared_with_a_driver():
         assert measure.process_memory()["driver"] - before["driver"] == size
 
 
+def test_what_is_only_mapped_is_read_inside_the_clock(tmp_path):
+    import torch
+    file = tmp_path / "one"
+    size = (16 << 20) + 1
+    file.write_bytes(b"\1" * size)
+    cache.set_state("cold", [str(file)])
+    mapped = torch.from_file(str(file), size=size, dtype=torch.uint8)
+    assert cache.residency([(str(file), 0, size)]) < 0.1
+    tensors, seconds, _ = measure.clocked(lambda: {"a": mapped[4095:]}, "cpu")
+    assert list(tensors) == ["a"] and seconds > 0
+    assert cache.residency([(str(file), 0, size)]) == 1.0
+
+
+def test_one_byte_of_every_page_is_looked_at():
+    import torch
+    assert measure.touch({"a": torch.ones(3 * 4096, dtype=torch.uint8)}) == 3 + 1
+    assert measure.touch({"a": torch.ones(2, 4097, dtype=torch.int16)[:, ::2],
+                          "empty": torch.zeros(0, 4), "scalar": torch.tensor(0.0)}) == 3
+    assert measure.touch({"a": torch.ones((), dtype=torch.uint8)}) == 2
+
+
 def test_fingerprints_tell_every_byte():
     import torch
     tensor = torch.arange(100_003, dtype=torch.uint8)
@@ -413,6 +461,8 @@ def test_the_disk_ceiling_reads_every_byte(model, threads, request_size):
         pytest.skip(f"no O_DIRECT on this file system: {error}")
     assert row["bytes"] == sum(os.path.getsize(file) for file in files)
     assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+    again = ceilings.read_files(files, threads, request_size, True, 60.0, times=3)
+    assert again["bytes"] == 3 * row["bytes"]
 
 
 # ------------------------------------------------------------------------------- what is concluded
@@ -477,23 +527,177 @@ def test_the_targets_are_judged_right(tmp_path):
         "7B, half of each tensor: at most 55 % of the file read"]
 
 
-def test_what_was_left_out_is_made_up_for(model, tmp_path):
-    """A state's share of the time is used up by its first round; the rest comes at the end."""
-    from penstock.compare.runner import Runner
-    from penstock.compare.schedule import Options, Schedule
-    options = Options("cpu", ["warm", "cold"], 3, loaders=["safetensors"], limit=200.0,
-                      memory=False, ceilings=False)
-    with Runner({}, True, None) as runner:
-        schedule = Schedule(model_open(model), options, runner)
-        real, asked = schedule.share, []
+# ------------------------------------------------------------------------------- who runs when
 
-        def share(weight: float, others: float) -> float | None:
-            asked.append(weight)
-            return time.monotonic() if len(asked) <= 2 else real(weight, others)
+class FakeRunner:
+    """Answers at once, and sets the clock on by what the work would have taken."""
 
-        schedule.share = share
-        schedule.run()
-    row = schedule.rows[0]
-    assert not row.left_out
-    assert [(run["state"], run["round"]) for run in row.runs] == [
-        ("warm", 1), ("cold", 1), ("warm", 2), ("warm", 3), ("cold", 2), ("cold", 3)]
+    def __init__(self, seconds: dict[str, float], slow: dict[str, float]) -> None:
+        """Seconds to load by state, and more for some loaders in every state."""
+        self.seconds, self.slow, self.now, self.ran = seconds, slow, 1000.0, []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def file(self, name: str) -> str:
+        return name
+
+    def run(self, job: dict, timeout: float, loader: str = "") -> dict:
+        if job["kind"] != "load":
+            self.now += 1.0
+            rows = [{"threads": threads, "request": request, "gb_per_s": 3.0}
+                    for threads, request in job.get("geometries", [[8, 1 << 20]])]
+            return {"status": "ok", "rows": rows}
+        seconds = self.seconds[job["state"]] + self.slow.get(loader, 0.0)
+        self.now += seconds + 0.5
+        self.ran.append((job["state"], loader, job["watch"]))
+        memory = dict.fromkeys(("held", "RssAnon", "RssFile", "driver", "system"), 0)
+        return {"status": "ok", "seconds": seconds, "cpu_seconds": seconds, "memory": memory}
+
+
+FIRST = ["penstock", "fastsafetensors", "instanttensor-buffered", "instanttensor-mmap", "kvikio"]
+OTHERS = ["instanttensor", "transformers", "safetensors-prefetch", "safetensors-cpu", "safetensors",
+          "penstock-pretrained", "runai", "torch-mmap", "torch"]
+
+
+@pytest.fixture
+def simulate(monkeypatch):
+    """Run a schedule against a FakeRunner; the schedule and the runner."""
+    def run(limit: float | None, seconds: dict[str, float], size: float = 1.2e9,
+            slow: dict[str, float] | None = None,
+            **options) -> tuple[schedule.Schedule, FakeRunner]:
+        runner = FakeRunner(seconds, slow or {})
+        monkeypatch.setattr(schedule, "time", runner)
+        monkeypatch.setattr(schedule, "set_state", lambda *words, **more: None)
+        model = SimpleNamespace(path="m", files=("m",), tensors=(), tensor_bytes=int(size),
+                                file_bytes=int(size))
+        asked = schedule.Options("cuda:0", list(seconds), 3, loaders=list(BY_NAME), limit=limit,
+                                 **options)
+        made = schedule.Schedule(model, asked, runner)
+        made.torch_files = ["m.pt"]
+        made.run()
+        return made, runner
+    return run
+
+
+def missing(made: schedule.Schedule) -> dict[str, int]:
+    return {row.loader.name: len(row.left_out) for row in made.rows if row.left_out}
+
+
+def test_the_classes_are_all_loaders():
+    assert [name for name, loader in BY_NAME.items() if loader.first] == FIRST
+    assert [name for name, loader in BY_NAME.items() if not loader.first] == OTHERS
+
+
+def test_without_a_limit_all_take_turns(simulate):
+    made, runner = simulate(None, {"warm": 1.0, "cold": 2.0}, memory=False)
+    assert [(state, name) for state, name, _ in runner.ran] == \
+        [("warm", name) for name in BY_NAME] * 3 + [("cold", name) for name in BY_NAME] * 3
+    assert not missing(made)
+
+
+def test_with_a_limit_the_first_class_comes_first(simulate):
+    made, runner = simulate(1000.0, {"warm": 1.0, "cold": 2.0}, memory=False)
+    assert [(state, name) for state, name, _ in runner.ran] == (
+        [("warm", name) for name in FIRST] * 3 + [("cold", name) for name in FIRST] * 3
+        + [("warm", name) for name in OTHERS] + [("cold", name) for name in OTHERS]
+        + [("warm", name) for name in OTHERS] * 2 + [("cold", name) for name in OTHERS] * 2)
+    assert not missing(made)
+    assert sum(made.phases.values()) == pytest.approx(runner.now - 1000.0)
+    assert made.phases["warm"] == pytest.approx(15 * 1.5)
+    assert made.phases["others cold"] == pytest.approx(27 * 2.5)
+
+
+def test_with_little_time_the_first_class_has_its_rounds(simulate):
+    """As on a real server: 14 loaders, 105 s, and the slow ones take 10 s each."""
+    slow = {"transformers": 10.0, "penstock-pretrained": 10.0, "instanttensor": 3.0}
+    made, runner = simulate(105.0, {"warm": 0.2, "cold": 0.8}, slow=slow,
+                            rounds_of={"penstock": 7})
+    assert not set(missing(made)) & set(FIRST)
+    assert all(row.memory for row in made.rows if row.loader.first)
+    assert len(made.rows[0].runs) == 14
+    assert missing(made)
+    assert runner.now <= 1000.0 + 105.0
+
+
+def test_what_was_left_out_is_made_up_for(simulate):
+    """The first class needs more than the share of warm files and less than that of cold ones;
+    what it lacks comes before the others begin."""
+    made, runner = simulate(100.0, {"warm": 3.0, "cold": 0.1}, memory=False, ceilings=False)
+    names_ran = [name for _, name, _ in runner.ran]
+    first = names_ran[:names_ran.index(OTHERS[0])]
+    assert sorted(first) == sorted(FIRST * 6)
+    # Four ninths of the 98 s left are 12 runs of 3.5 s.
+    assert [state for state, _, _ in runner.ran[:len(first)]] == \
+        ["warm"] * 12 + ["cold"] * 15 + ["warm"] * 3
+    assert not set(missing(made)) & set(FIRST)
+
+
+def test_nothing_starts_that_cannot_end(simulate):
+    """15 GB are taken to need 10 s; 8 s are no time to begin with that."""
+    made, runner = simulate(8.0, {"warm": 20.0}, size=15e9)
+    assert not runner.ran
+    assert set(missing(made)) == set(BY_NAME)
+    made, runner = simulate(40.0, {"warm": 0.5}, size=15e9, memory=False, ceilings=False)
+    # Once their times are known, the rounds of the first class go on until there are too few left.
+    assert len(runner.ran) > 15
+    assert runner.now <= 1000.0 + 40.0
+
+
+def test_memory_is_watched_when_there_is_time(simulate):
+    made, runner = simulate(1000.0, {"warm": 1.0})
+    watched = [name for _, name, watch in runner.ran if watch]
+    assert watched == FIRST + OTHERS
+    # The first class before its first timed run, the others at the very end.
+    assert [watch for _, _, watch in runner.ran[-len(OTHERS):]] == [True] * len(OTHERS)
+    assert [len(row.runs) for row in made.rows] == [3] * len(BY_NAME)
+    made, runner = simulate(70.0, {"warm": 1.0}, ceilings=False)
+    assert [name for _, name, watch in runner.ran if watch][:len(FIRST)] == FIRST
+    assert not any(row.memory for row in made.rows if row.loader.name == "torch")
+
+
+@pytest.mark.parametrize("size, expected", [(1.2e9, 5), (3e9, 3), (15e9, 1), (3e7, 9)])
+def test_small_models_are_read_several_times_for_the_ceilings(simulate, size, expected):
+    made, _ = simulate(None, {"cold": 1.0}, size=size)
+    assert made.reads_of(0) == expected
+    assert made.reads_of(1) == 1
+
+
+def test_a_ceiling_is_the_best_median():
+    rows = [{"threads": threads, "request": 1, "gb_per_s": rate} for threads, rate in
+            [(4, 9.0), (8, 3.0), (4, 2.0), (8, 3.2), (4, 2.1), (8, 3.1)]]
+    assert report.best_median(rows) == {"median": 3.1, "min": 3.0, "max": 3.2, "runs": 3}
+    assert report.best_median([]) is None
+
+
+def test_a_page_cache_that_gives_way_late_costs_only_what_needs_it(model, tmp_path, monkeypatch):
+    """The files reach no state any more once the reference is read: all that is left says so."""
+    from penstock.compare import schedule as module
+
+    class Answers:
+        def file(self, name: str) -> str:
+            return str(tmp_path / name)
+
+        def run(self, job: dict, timeout: float, loader: str = "") -> dict:
+            return {"status": "ok"}
+
+    asked = []
+
+    def set_state(state: str, files: list[str]) -> None:
+        asked.append(state)
+        if len(asked) > 1:
+            raise cache.CacheError("somebody else wants the memory")
+
+    monkeypatch.setattr(module, "set_state", set_state)
+    options = module.Options("cpu", ["warm", "cold"], 2, loaders=["safetensors"], limit=200.0,
+                             memory=False, ceilings=False, startup=True, tensor_parallel=True)
+    schedule = module.Schedule(model_open(model), options, Answers())
+    # No time for the states, all of it for what they left out.
+    schedule.share = lambda weight, others: 0.0 if weight != 1.0 else time.monotonic() + 100
+    schedule.run()
+    assert asked[-2:] == ["cold", "warm"]
+    assert sorted((run["state"], run["round"]) for run in schedule.rows[0].left_out) == [
+        ("cold", 1), ("cold", 2), ("warm", 1), ("warm", 2)]
+    for what in ("warm", "cold", "half of each tensor", "start-ups"):
+        assert f"{what}: not measured, somebody else wants the memory" in schedule.notes
+    assert "somebody else wants the memory" in report.text(report.result(schedule))

@@ -79,7 +79,7 @@ def test_the_first_screen_of_the_readme_runs(folder, device):
     text = (GUIDE.parent.parent / "README.md").read_text()
     code = BLOCK.search(text[:2000])[1]
     assert len([line for line in code.splitlines() if line.strip()]) == 3
-    for example, real in (('"path/to/model"', '"my-model"'), ('"cuda:0"', repr(device))):
+    for example, real in (('"/tmp/m"', '"my-model"'), ('"cuda:0"', repr(device))):
         assert example in code
         code = code.replace(example, real)
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, capture_output=True,

@@ -692,3 +692,69 @@ def test_freed_memory_is_not_written_by_an_older_load(few, device, dtype):
         penstock.load_file(path, device, dtype=dtype)
         zeros = [torch.zeros(1000, device=device) for _ in range(8)]
         assert not any(tensor.any() for tensor in zeros)
+
+
+# ------------------------------------------------------------------------- into, looked at closely
+
+def test_into_holds_on_to_tensors_that_a_mapping_makes_anew(holes):
+    class Fresh(dict):
+        def __getitem__(self, name):
+            return torch.zeros(64 << 20, dtype=torch.uint8)
+
+    loaded = penstock.load_file(holes, into=Fresh(t00=None, t01=None))
+    assert sorted(loaded) == ["t00", "t01"] and all(t[0] and not t[1] for t in loaded.values())
+
+
+def test_into_a_mapping_that_is_emptied_meanwhile(holes):
+    into = {f"t{i:02}": torch.zeros(64 << 20, dtype=torch.uint8) for i in range(4)}
+    seen = []
+    for name, tensor in penstock.stream(holes, into=into, window=64 << 20):
+        into.clear()
+        assert tensor[0] and not tensor[1]
+        seen.append(name)
+        del tensor
+    assert sorted(seen) == ["t00", "t01", "t02", "t03"]
+
+
+def test_into_views_that_only_say_what_they_mean_is_refused(tmp_path):
+    numbers = torch.tensor([1 + 2j], dtype=torch.complex64)
+    penstock.save_file({"c": numbers, "f": torch.ones(1)}, tmp_path / "x.safetensors")
+    views = {"c": numbers.clone().conj(), "f": torch.imag(numbers.clone().conj())}
+    for name, view in views.items():
+        with pytest.raises(penstock.Error, match="view"):
+            penstock.load_file(tmp_path / "x.safetensors", into={name: view})
+
+
+def test_into_is_a_change_that_autograd_notices(tmp_path):
+    penstock.save_file({"w": torch.ones(3)}, tmp_path / "x.safetensors")
+    weight = torch.full((3,), 2.0, requires_grad=True)
+    result = (weight * weight).sum()
+    penstock.load_file(tmp_path / "x.safetensors", into={"w": weight})
+    with pytest.raises(RuntimeError, match="modified"):
+        result.backward()
+
+
+def test_the_smallest_memory_limit_works_everywhere(few):
+    path, tensors = few
+    assert_same(penstock.load_file(path, memory_limit=65536), tensors)
+    assert_same(dict(penstock.stream(path, memory_limit=65536)), tensors)
+    assert len(penstock.load_file(path, memory_limit=65536, dtype=torch.float16)) == len(tensors)
+    with penstock.safe_open(path, memory_limit=65536) as file:
+        assert_same({name: file.get_tensor(name) for name in file.keys()}, tensors)
+
+
+@pytest.mark.parametrize("arguments", [{"keys": 3}, {"keys": [1]}, {"slices": 3}, {"into": []},
+                                       {"dtype": "foo"}, {"framework": "tf"}, {"memory_limit": -1},
+                                       {"transfer": "warp"}], ids=str)
+def test_an_argument_that_makes_no_sense_is_a_value_error_with_words(few, arguments):
+    with pytest.raises(ValueError) as caught:
+        penstock.load_file(few[0], **arguments)
+    assert isinstance(caught.value, penstock.Error) and str(caught.value).startswith("cannot ")
+
+
+def test_a_tensor_that_is_not_there_is_a_key_error(few):
+    with pytest.raises(KeyError) as caught:
+        penstock.load_file(few[0], keys="nothing")
+    assert not isinstance(caught.value, FileNotFoundError)
+    with penstock.safe_open(few[0]) as file, pytest.raises(KeyError):
+        file.get_tensor("nothing")

@@ -217,3 +217,11 @@ def test_slices_that_are_no_dict_are_refused(cube):
     path, _ = cube
     with pytest.raises(REFUSED):
         penstock.load_file(path, slices=[(ALL,)])
+
+
+@pytest.mark.parametrize("index", [True, (True,), None, (None, 0)], ids=repr)
+def test_what_is_no_range_is_refused(few, index):
+    path, tensors = few
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    with pytest.raises(penstock.Error, match=name):
+        penstock.load_file(path, slices={name: index})

@@ -116,3 +116,16 @@ def test_make_install_takes_a_prefix():
     plan = run("make", "-n", "install", "PREFIX=/somewhere/else", cwd=ROOT)
     assert "--prefix /somewhere/else" in plan
     assert "meson install" in plan
+
+
+def test_make_says_where_things_are_and_its_other_targets_do_not(tmp_path):
+    """Played through without doing it: `-n` prints what would be run."""
+    def would_run(*targets):
+        # Not as a part of the make that may have started these tests.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        return subprocess.run(["make", "-n", f"BUILD={tmp_path}", *targets], cwd=ROOT, env=env,
+                              text=True, capture_output=True, check=True).stdout
+    for targets in ([], ["all"]):
+        assert f'echo "built {tmp_path}/penstock, {tmp_path}/libpenstock.so' in would_run(*targets)
+    for target in ("demo", "bench", "install"):
+        assert "ninja -C" in would_run(target) and "echo \"built" not in would_run(target)

@@ -10,6 +10,7 @@
 #include "mem/ring.h"
 #include "penstock.h"
 #include "sys/cuda.h"
+#include "sys/fault.h"
 #include "sys/os.h"
 
 #define MIB (1ull << 20)
@@ -51,8 +52,11 @@ TEST(host_memory_is_aligned_and_copied)
 	unsigned char bytes[100], *memory;
 
 	CHECK_EQ(pen_device_open("host", &device, &err), 0);
-	CHECK_EQ(pen_device_alloc(device, 5000, (void **)&memory, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, MIB, (void **)&memory, &err), 0);
 	CHECK_EQ((uintptr_t)memory % (2 * MIB), 0);
+	CHECK_EQ(pen_device_free(device, memory, MIB, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 5000, (void **)&memory, &err), 0);
+	CHECK_EQ((uintptr_t)memory % 256, 0);
 	memset(bytes, 7, sizeof(bytes));
 	CHECK_EQ(pen_device_put(device, memory + 1, bytes, sizeof(bytes), &err), 0);
 	memset(bytes, 0, sizeof(bytes));
@@ -64,6 +68,73 @@ TEST(host_memory_is_aligned_and_copied)
 	CHECK_EQ(pen_device_alloc(device, 0, (void **)&memory, &err), 0);
 	CHECK(memory != NULL);
 	CHECK_EQ(pen_device_free(device, memory, 0, &err), 0);
+	pen_device_close(device);
+}
+
+static int mappings(void)
+{
+	FILE *file = fopen("/proc/self/maps", "re");
+	int count = 0, c;
+
+	CHECK(file != NULL);
+	while ((c = fgetc(file)) != EOF)
+		count += c == '\n';
+	fclose(file);
+	return count;
+}
+
+/* A process may have 65530 mappings, and a model more tensors than that. */
+TEST(small_host_memory_takes_no_mapping_of_its_own)
+{
+	static unsigned char *memory[2000];
+	int before;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	before = mappings();
+	for (size_t i = 0; i < 2000; i++) {
+		CHECK_EQ(pen_device_alloc(device, 1 + i, (void **)&memory[i], &err), 0);
+		CHECK_EQ((uintptr_t)memory[i] % 256, 0);
+		for (size_t j = 0; j <= i; j++)
+			CHECK_EQ(memory[i][j], 0);
+		memset(memory[i], 0xff, 1 + i);
+	}
+	CHECK(TEST_SLOW_BUILD || mappings() - before < 100);
+	/* Freed and had again, it is zero again. */
+	for (size_t i = 0; i < 2000; i++)
+		CHECK_EQ(pen_device_free(device, memory[i], 1 + i, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 1000, (void **)&memory[0], &err), 0);
+	for (size_t j = 0; j < 1000; j++)
+		CHECK_EQ(memory[0][j], 0);
+	CHECK_EQ(pen_device_free(device, memory[0], 1000, &err), 0);
+	/* The last that is small and the first that is not. */
+	CHECK_EQ(pen_device_alloc(device, MIB - 1, (void **)&memory[0], &err), 0);
+	CHECK_EQ(pen_device_alloc(device, MIB, (void **)&memory[1], &err), 0);
+	CHECK_EQ((uintptr_t)memory[0] % os_page_size(), 0);
+	memory[0][MIB - 2] = memory[1][MIB - 1] = 1;
+	CHECK_EQ(pen_device_free(device, memory[0], MIB - 1, &err), 0);
+	CHECK_EQ(pen_device_free(device, memory[1], MIB, &err), 0);
+	pen_device_close(device);
+}
+
+static int fail_memory(const char *name)
+{
+	return !strcmp(name, "mmap") || !strcmp(name, "malloc") ? ENOMEM : 0;
+}
+
+TEST(host_memory_that_is_there_and_not_to_be_had_names_the_limits)
+{
+	static const uint64_t sizes[] = { 100, 4 * MIB };
+	void *memory;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	sys_fault_hook = fail_memory;
+	for (size_t i = 0; i < 2; i++) {
+		CHECK_EQ(pen_device_alloc(device, sizes[i], &memory, &err), -ENOMEM);
+		CHECK(!memory && strstr(err.hint, "vm.max_map_count"));
+	}
+	sys_fault_hook = NULL;
+	CHECK_EQ(pen_device_alloc(device, 1ull << 62, &memory, &err), -ENOMEM);
+	CHECK(!strstr(err.hint, "vm.max_map_count"));
 	pen_device_close(device);
 }
 

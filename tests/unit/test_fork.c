@@ -430,6 +430,48 @@ TEST(children_of_a_parent_busy_with_a_gpu_work)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
+/* Fences of threads that open and close them all the time, so that their list is often locked. */
+static struct device_fence held;
+
+static void *fences(void *unused)
+{
+	struct pen_error words;
+	struct device_fence fence;
+
+	while (!stop) {
+		CHECK_EQ(device_fence_behind(gpu, NULL, &fence, &words), 0);
+		device_fence_close(gpu, &fence);
+	}
+	return unused;
+}
+
+static void close_an_inherited_fence(void)
+{
+	device_fence_close(gpu, &held);
+	CHECK(!held.handle);
+	_exit(0);
+}
+
+TEST(a_child_closes_a_fence_of_a_busy_parent)
+{
+	pthread_t threads[4];
+
+	NEED_PLAIN_BUILD();
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
+	CHECK_EQ(device_fence_behind(gpu, NULL, &held, &err), 0);
+	for (int i = 0; i < 4; i++)
+		CHECK(!pthread_create(&threads[i], NULL, fences, NULL));
+	for (int i = 0; i < 300; i++)
+		CHECK(in_child(close_an_inherited_fence));
+	stop = true;
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	device_fence_close(gpu, &held);
+	pen_device_close(gpu);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
 /*
  * The real driver forks a helper while it starts. Our handlers must not stand in its way: nobody
  * may wait for the driver with a lock that they want. Seen by the time that a fork takes.

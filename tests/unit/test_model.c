@@ -224,9 +224,33 @@ TEST(an_empty_model)
 	has_tensors("");
 	CHECK(!pen_model_find(model, "x"));
 	pen_model_close(model);
-	open_model(write_text(INDEX, "{\"weight_map\":{}}"));
-	has_tensors("");
-	has_files("");
+}
+
+/* Files beside those of the index are left out, but not in silence. */
+TEST(files_that_the_index_never_names_are_told)
+{
+	const char *const *warnings;
+
+	write_tensors("1.safetensors", "a", 4, NULL);
+	write_text(INDEX, "{\"weight_map\":{\"a\":\"1.safetensors\"}}");
+	open_model(folder());
+	CHECK_EQ(pen_model_warnings(model, NULL), 0);
+	pen_model_close(model);
+	write_tensors("consolidated.safetensors", "a", 4, NULL);
+	open_model(folder());
+	has_files("1.safetensors");
+	CHECK_EQ(pen_model_warnings(model, &warnings), 1);
+	CHECK(strstr(warnings[0], "consolidated.safetensors is in the folder but not named"));
+	pen_model_close(model);
+	write_tensors("0.safetensors", "z", 4, NULL);
+	open_model(folder());
+	has_tensors("a");
+	CHECK_EQ(pen_model_warnings(model, &warnings), 1);
+	CHECK(strstr(warnings[0], "2 files (0.safetensors ...) are in the folder"));
+	pen_model_close(model);
+	/* Who names the index means it. */
+	open_model(in_scratch(INDEX));
+	CHECK_EQ(pen_model_warnings(model, NULL), 0);
 	pen_model_close(model);
 }
 
@@ -390,7 +414,8 @@ TEST(an_index_names_the_files)
 		open_model(way == 0 ? folder() : way == 1 ? with_slash : in_scratch(INDEX));
 		has_files("1.safetensors 2.safetensors sub/3.safetensors");
 		has_tensors("d c a b");
-		CHECK_EQ(warnings(), 0);
+		/* Of the one that it does not name, where it is a folder that was opened. */
+		CHECK_EQ(warnings(), way < 2);
 		pen_model_close(model);
 	}
 	CHECK(!chdir(folder()));
@@ -502,6 +527,7 @@ TEST(a_bad_index_is_refused)
 	bad_index("[]", "not a JSON object");
 	bad_index("{}", "has no \"weight_map\"");
 	bad_index("{\"weight_map\":[]}", "is not a JSON object");
+	bad_index("{\"weight_map\":{}}", "the index lists no tensors");
 	bad_index("{\"weight_map\":null}", "is not a JSON object");
 	bad_index("{\"weight_map\":{\"a\":1}}", "file of tensor \"a\" is not given as a text");
 	bad_index("{\"weight_map\":{\"a\":\"\"}}", "which is no name");
@@ -526,6 +552,8 @@ TEST(a_bad_index_is_refused)
 	pen_model_close(model);
 	refused(write_text("config.json", "{\"hidden\":1}"), -EBADMSG, "config.json",
 		"has no \"weight_map\"", "Name a folder");
+	write_text(INDEX, "{\"metadata\":{}}");
+	refused(folder(), -EBADMSG, INDEX, "has no \"weight_map\"", "The index is damaged");
 }
 
 /* ----------------------------------------------------------------------------- many shards -- */

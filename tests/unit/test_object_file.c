@@ -4,6 +4,7 @@
  * without a commit it leaves no trace. What is read is told apart from what it was at open.
  */
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include "io/object.h"
 #include "scratch.h"
 #include "sys/fault.h"
@@ -446,6 +447,56 @@ TEST(who_may_only_read_a_file_looks_at_a_few_places)
 		SKIP("this file system does not drop its pages (tmpfs?)");
 	CHECK_EQ(resident, 0);
 	close_object();
+}
+
+/* The kernel fetches what a look misses; the next look must not find it. */
+TEST(looking_at_a_few_places_leaves_the_cache_as_it_was)
+{
+	const uint64_t size = 64 << 20, hot = 8 << 20;
+	const char *path = make_file("file", size);
+	static char bytes[1 << 20];
+	uint64_t resident, before, after;
+	int fd;
+
+	cachestat_error = EPERM;
+	sys_fault_hook = fail_cachestat;
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	sys_fault_hook = NULL;
+	CHECK_TEXT(object_residency_method(object), "samples");
+	CHECK_EQ(os_fdatasync(object->fd), 0);
+	CHECK_EQ(object_uncache(object, &err), 0);
+	/* The first part is there, without read-ahead. */
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && !posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM));
+	for (uint64_t at = 0; at < hot; at += sizeof(bytes))
+		CHECK_EQ(pread(fd, bytes, sizeof(bytes), (off_t)at), sizeof(bytes));
+	if (os_cachestat(fd, 0, size, &before) || before * os_page_size() != hot)
+		SKIP("this kernel does not count cached pages, or this file system keeps them");
+	for (int i = 0; i < 50; i++) {
+		CHECK_EQ(object_residency(object, hot, size - hot, &resident, &err), 0);
+		CHECK_EQ(resident, 0);
+		CHECK_EQ(object_residency(object, 0, hot, &resident, &err), 0);
+		CHECK_EQ(resident, hot);
+	}
+	CHECK_EQ(os_cachestat(fd, 0, size, &after), 0);
+	/* One that the kernel is busy with at that moment may stay. */
+	CHECK(after - before <= 8);
+	close(fd);
+	close_object();
+}
+
+TEST(too_many_open_files_are_told_with_the_limit)
+{
+	const char *path = make_file("file", 10);
+	struct rlimit limit, tight;
+
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	tight = limit;
+	tight.rlim_cur = 3;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &tight));
+	CHECK_EQ(open_object(path, PEN_READ, 0), -EMFILE);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	CHECK(strstr(err.hint, "which is 3 (ulimit -n)"));
 }
 
 static int fail_directory_flush(const char *name)

@@ -516,4 +516,51 @@ TEST(how_large_a_hole_is_read_through_can_be_said)
 	CHECK(half_of_each_row(64 << 10, true) >= 39 * MIB);
 }
 
+/* The same half as 1024 extents; how much crossed the store? The first `kept` rows of a cold file
+ * are in the page cache. */
+static uint64_t half_of_each_row_by_extents(bool cold, int kept)
+{
+	const char *file = make_file("file", 40 * MIB);
+	struct pen_report report = PEN_REPORT_INIT;
+	static struct pen_extent halves[1024];
+	static char row[40 << 10];
+	int fd;
+
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_object_open(file, PEN_READ, 0, &object, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 20 * MIB, (void **)&memory, &err), 0);
+	if (cold && object_uncache(object, &err))
+		SKIP("pages cannot be dropped here");
+	fd = open(file, O_RDONLY);
+	CHECK(fd >= 0 && !posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM));
+	for (int i = 0; i < kept; i++)
+		CHECK_EQ(pread(fd, row, sizeof(row), i * (off_t)sizeof(row)), sizeof(row));
+	close(fd);
+	for (uint64_t i = 0; i < 1024; i++)
+		halves[i] = (struct pen_extent){
+			.object = object, .offset = i * (40 << 10),
+			.memory = memory + i * (20 << 10), .length = 20 << 10,
+		};
+	CHECK_EQ(pen_transfer(PEN_READ, device, halves, 1024, NULL, &report, &err), 0);
+	for (uint64_t i = 0; i < 1024; i++)
+		CHECK_EQ(pattern_check(memory + i * (20 << 10), 20 << 10, i * (40 << 10)),
+			 20 << 10);
+	CHECK_EQ(pen_device_free(device, memory, 20 * MIB, &err), 0);
+	pen_object_close(object);
+	pen_trim();
+	pen_device_close(device);
+	return report.storage_bytes;
+}
+
+TEST(holes_between_plain_extents_are_judged_like_those_of_strided_ones)
+{
+	CHECK(half_of_each_row_by_extents(false, 0) >= 39 * MIB);
+	CHECK(half_of_each_row_by_extents(true, 0) <= 22 * MIB);
+}
+
+TEST(the_first_extents_do_not_decide_alone)
+{
+	CHECK(half_of_each_row_by_extents(true, 100) <= 24 * MIB);
+}
+
 TEST_MAIN

@@ -153,4 +153,12 @@ TEST(what_is_too_long_keeps_its_end)
 	CHECK_TEXT(text, "...file");
 }
 
+TEST(endings_are_told)
+{
+	CHECK(text_ends_with("a.json", ".json") && text_ends_with(".json", ".json"));
+	CHECK(text_ends_with("a", "") && text_ends_with("", ""));
+	CHECK(!text_ends_with("json", ".json") && !text_ends_with("a.json.gz", ".json"));
+	CHECK(!text_ends_with("", ".json"));
+}
+
 TEST_MAIN

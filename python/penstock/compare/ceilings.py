@@ -6,7 +6,8 @@
   cache  threads that read the model's files from the page cache into host memory
 
 The reads are preadv calls of Python threads; preadv lets the interpreter lock go, and at these
-request sizes the interpreter is not what they wait for.
+request sizes the interpreter is not what they wait for. One read of a small model is over before
+it says much: it is read several times, the geometries taking turns, and medians count.
 """
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import mmap
 import os
 import threading
 import time
+from pathlib import Path
 
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -24,6 +26,9 @@ GEOMETRIES = ((4, 1), (8, 1), (16, 1), (4, 4), (8, 4), (16, 4), (32, 4), (16, 16
 CACHE_GEOMETRIES = ((8, 1), (8, 4), (16, 4))
 COPY_SIZES = (4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COPY_BYTES = 2 << 30
+# From the page cache a model is read as many times on end as this takes.
+CACHE_BYTES = 4 << 30
+CACHE_TIMES = 16
 
 
 def huge_memory(size: int) -> memoryview:
@@ -43,22 +48,22 @@ def huge_memory(size: int) -> memoryview:
 
 
 def read_files(files: list[str], threads: int, request: int, direct: bool,
-               seconds: float) -> dict:
-    """Read the files once, front to back, by `threads`, for at most `seconds`."""
+               seconds: float, times: int = 1) -> dict:
+    """Read the files front to back, `times` on end, by `threads`, for at most `seconds`."""
     opened = [os.open(file, os.O_RDONLY | (os.O_DIRECT if direct else 0)) for file in files]
     try:
         sizes = [os.fstat(file).st_size for file in opened]
         pieces = [(file, offset) for file, size in zip(opened, sizes)
-                  for offset in range(0, size, request)]
+                  for offset in range(0, size, request)] * times
         memory = huge_memory(threads * request)
         turn = itertools.count()
         done = [0] * threads
         failures: list[OSError] = []
-        start = time.monotonic()
-        stop = start + seconds
+        ready = threading.Event()
 
         def lane(number: int) -> None:
             buffer = [memory[number * request:(number + 1) * request]]
+            ready.wait()
             try:
                 while (mine := next(turn)) < len(pieces) and time.monotonic() < stop:
                     done[number] += os.preadv(pieces[mine][0], buffer, pieces[mine][1])
@@ -68,6 +73,9 @@ def read_files(files: list[str], threads: int, request: int, direct: bool,
         lanes = [threading.Thread(target=lane, args=(number,)) for number in range(threads)]
         for thread in lanes:
             thread.start()
+        start = time.monotonic()
+        stop = start + seconds
+        ready.set()
         for thread in lanes:
             thread.join()
         if failures:
@@ -80,14 +88,15 @@ def read_files(files: list[str], threads: int, request: int, direct: bool,
             os.close(file)
 
 
-def disk(files: list[str], geometries: list[list[int]], seconds: float) -> list[dict]:
+def disk(files: list[str], geometries: list[list[int]], seconds: float, reads: int) -> list[dict]:
     return [read_files(files, threads, request, True, seconds)
-            for threads, request in geometries]
+            for _ in range(reads) for threads, request in geometries]
 
 
-def cache(files: list[str], seconds: float) -> list[dict]:
-    return [read_files(files, threads, size * MIB, False, seconds)
-            for threads, size in CACHE_GEOMETRIES]
+def cache(files: list[str], seconds: float, reads: int) -> list[dict]:
+    times = 1 + CACHE_BYTES // max(1, sum(Path(file).stat().st_size for file in files))
+    return [read_files(files, threads, size * MIB, False, seconds, min(times, CACHE_TIMES))
+            for _ in range(reads) for threads, size in CACHE_GEOMETRIES]
 
 
 def copy(device: str) -> list[dict]:

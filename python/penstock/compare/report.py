@@ -67,19 +67,19 @@ def row_result(row: Row, tensor_bytes: int) -> dict[str, Any]:
             "memory": memory, "left_out": row.left_out, "runs": row.runs}
 
 
-def best_by_round(rows: list[dict]) -> dict[str, Any] | None:
-    """The best of each round, and of these the median: a ceiling that one lucky run cannot lift."""
-    rounds: dict[int, float] = {}
+def best_median(rows: list[dict]) -> dict[str, Any] | None:
+    """The geometry with the best median: a ceiling that one lucky run cannot lift."""
+    rates: dict[tuple, list[float]] = {}
     for row in rows:
-        rounds[row["round"]] = max(rounds.get(row["round"], 0.0), row["gb_per_s"])
-    return spread(rounds.values())
+        rates.setdefault((row.get("threads"), row["request"]), []).append(row["gb_per_s"])
+    return max(map(spread, rates.values()), key=lambda entry: entry["median"], default=None)
 
 
 def ceilings_result(schedule: Schedule) -> dict[str, Any]:
     found = schedule.ceilings
-    return {"copy_gb_per_s": best_by_round(found["copy"]),
-            "disk_gb_per_s": best_by_round([row for row in found["disk"] if row["whole"]]),
-            "cache_gb_per_s": best_by_round(found["cache"]), "measured": found}
+    return {"copy_gb_per_s": best_median(found["copy"]),
+            "disk_gb_per_s": best_median([row for row in found["disk"] if row["whole"]]),
+            "cache_gb_per_s": best_median(found["cache"]), "measured": found}
 
 
 def startup_result(runs: dict[str, list[dict]]) -> dict[str, Any]:
@@ -119,7 +119,8 @@ def result(schedule: Schedule) -> dict[str, Any]:
              "states": schedule.options.states, "rounds": schedule.options.rounds,
              "loaders": loaders, "ceilings": ceilings_result(schedule),
              "startup": startup_result(schedule.startup) or None,
-             "tensor_parallel": schedule.tensor_parallel, "notes": schedule.notes}
+             "tensor_parallel": schedule.tensor_parallel, "notes": schedule.notes,
+             "phases": schedule.phases}
     found["shares"] = shares(found)
     found["conclusion"] = conclusion(found)
     return found
@@ -243,12 +244,19 @@ def startup_text(found: dict) -> list[str]:
     return lines
 
 
+def phases_text(phases: dict[str, float]) -> str:
+    """How long everything took, and what it was spent on."""
+    parts = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= 0.05]
+    return f"took {sum(phases.values()):.1f} s: {', '.join(parts)}"
+
+
 def text(found: dict) -> str:
     """Everything that is printed for people."""
     model, device = found["model"], found["device"]
+    usable = "usable" if device.startswith("cuda") else "read, every page of it"
     lines = [f"{model['path']}: {model['tensors']} tensors, {size_text(model['tensor_bytes'])} in "
              f"{model['files']} file{'s' * (model['files'] != 1)}, to {device}",
-             "seconds from a ready device to the last tensor usable: median (least-most); "
+             f"seconds from a ready device to the last tensor {usable}: median (least-most); "
              "x: times faster than transformers", "", table(found), ""]
     for part in (ceilings_text(found), startup_text(found)):
         if part:
@@ -260,6 +268,7 @@ def text(found: dict) -> str:
             if (count := sum(run["state"] == state for run in row["left_out"]))]
     if left:
         lines.append("left out for lack of time: " + "; ".join(left))
+    lines.append(phases_text(found["phases"]))
     return "\n".join(lines)
 
 

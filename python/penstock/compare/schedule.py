@@ -7,17 +7,19 @@ the same rounds, next to Penstock. The first warm round is run with memory watch
 was so short that being watched could show in its time, it is run once more, unwatched, and only
 that run counts.
 
-With a limit, each state gets a share of the time that is left for its rounds after the first, and a
-run that would not fit is left out; the first round of a state has all of the time. What is left out
-is made up for at the end where time remains, and said to be missing where not. Loaders come in the
-order of loaders.py, so what matters most runs first.
+With a limit, what matters most comes first: all rounds of the loaders of the first class, in every
+state; then the others once each; then their other rounds and a look at their memory. Each time a
+state gets a share of what is left, a run that would not end in time is left out, and what was left
+out is made up for before the next class begins, where time remains. The rest is said to be missing.
+How long a run takes is guessed by the size of the model until it is known.
 """
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterator
 
 from .cache import CacheError, set_state
 from .ceilings import GEOMETRIES, MIB
@@ -29,9 +31,18 @@ from .runner import Runner
 SHARES = {"warm": 4.0, "cold": 5.0, "mixed": 2.0}
 DISK_SECONDS = 1.5
 DISK_FINAL_SECONDS = 20.0
-CACHE_SECONDS = 1.0
+CACHE_SECONDS = 0.4
 DISK_FINALISTS = 2
+SMALL_FINALISTS = 3
 CEILING_ROUNDS = 3
+# Reading a small model is too short to say much: in the first round it is read several times,
+# in more ways.
+SMALL_BYTES = 6 << 30
+SMALL_READS = (3, 9)
+CACHE_READS = 3
+# What a slow loader does, for guessing how long a run may take.
+GUESS_BYTES_PER_S = 1.5e9
+WARM_CEILINGS_SECONDS = 5.0
 # Importing torch takes seconds and varies little; a bare context takes a tenth and varies more.
 STARTUP_ROUNDS = 7
 STARTUP_HEAVY_ROUNDS = 2
@@ -68,7 +79,9 @@ class Row:
     runs: list[dict] = field(default_factory=list)
     memory: dict | None = None
     left_out: list[dict] = field(default_factory=list)
-    wall: float = 0.0
+    # The longest run in each state, and what of a run is not loading: seconds.
+    walls: dict[str, float] = field(default_factory=dict)
+    overhead: float = 0.0
 
     def fail(self, answer: dict) -> None:
         self.status, self.reason = answer["status"], answer.get("reason", "")
@@ -86,39 +99,107 @@ class Schedule:
         self.reference = runner.file("reference.json")
         self.started = time.monotonic()
         self.cuda = options.device.startswith("cuda")
+        self.ceilings_done: set[tuple[str, int]] = set()
+        # Seconds by what they were spent on; see phase().
+        self.phases: dict[str, float] = {}
+        self.phase_now, self.phase_since = "rest", self.started
 
     # ------------------------------------------------------------------------------- the whole
 
     def run(self) -> None:
-        if not self.cuda:
-            self.notes.append("on the CPU safetensors and torch.load with mmap only map the files; "
-                              "their bytes are read when they are used, which is not timed")
-        self.make_reference()
-        self.refuse_early()
+        if self.cuda:
+            with self.phase("device"):
+                self.check_device()
+        with self.phase("reference"):
+            self.make_reference()
+        with self.phase("torch files"):
+            self.refuse_early()
+        if self.options.limit is None:
+            self.run_states("", self.rows)
+        else:
+            self.run_by_class()
+        if self.options.tensor_parallel:
+            with self.reaching("half of each tensor"), self.phase("half of each tensor"):
+                self.run_tensor_parallel()
+        if self.options.startup:
+            with self.reaching("start-ups"), self.phase("start-ups"):
+                self.run_startup()
+        self.enter("rest")
+
+    def run_by_class(self) -> None:
+        """What matters most first; see the top of this file."""
+        first = [row for row in self.rows if row.loader.first]
+        others = [row for row in self.rows if not row.loader.first]
+        self.run_states("", first)
+        self.catch_up(first)
+        self.run_states("others ", others, most=1)
+        self.catch_up(others)
+        self.run_states("others ", others, skip=1)
+        self.catch_up(others)
+        self.watch_rest()
+
+    def run_states(self, phase: str, rows: list[Row], skip: int = 0,
+                   most: int | None = None) -> None:
+        """Rounds `skip` to `most` of these loaders, state by state."""
         weights = {state: SHARES[state] for state in self.options.states}
         for state in self.options.states:
             deadline = self.share(weights.pop(state), sum(weights.values()))
-            try:
-                self.run_state(state, deadline)
-            except CacheError as error:
-                self.notes.append(f"{state}: not measured, {error}")
-                self.options.say(self.notes[-1])
-        self.catch_up()
-        if self.options.tensor_parallel:
-            self.run_tensor_parallel()
-        if self.options.startup:
-            self.run_startup()
+            count = max((self.rounds_of(row, state) for row in rows), default=0)
+            if most is not None:
+                count = min(count, most)
+            with self.reaching(state), self.phase(phase + state):
+                for turn in range(skip, count):
+                    self.run_round(rows, state, turn, deadline)
 
-    def catch_up(self) -> None:
+    def catch_up(self, rows: list[Row]) -> None:
         """Run what was left out, round by round, for as long as there is time."""
         for state in self.options.states:
-            missed = sorted((run["round"], place) for place, row in enumerate(self.rows)
+            missed = sorted((run["round"], place) for place, row in enumerate(rows)
                             for run in row.left_out if run["state"] == state)
-            for turn, place in missed:
-                row = self.rows[place]
-                row.left_out.remove({"state": state, "round": turn})
-                if row.status == "ok":
-                    self.run_one(row, state, turn - 1, self.share(1.0, 0.0))
+            with self.reaching(state), self.phase("left over"):
+                for turn, place in missed:
+                    row = rows[place]
+                    if row.status == "ok":
+                        self.run_one(row, state, turn - 1, self.share(1.0, 0.0))
+                    # Only now: what cannot be run again, or has no time again, stays left out.
+                    row.left_out.remove({"state": state, "round": turn})
+
+    def watch_rest(self) -> None:
+        """Watch the memory of those that were not watched in their first round."""
+        if "warm" not in self.options.states or not self.options.memory:
+            return
+        with self.reaching("warm"), self.phase("memory"):
+            for row in self.rows:
+                if row.status == "ok" and row.memory is None and "warm" in row.walls and \
+                        self.fits(row, "warm", self.share(1.0, 0.0)):
+                    self.run_one(row, "warm", 0, None, watch=True, count=False)
+
+    @contextmanager
+    def reaching(self, state: str) -> Iterator[None]:
+        """Where the files cannot be brought into a state, the rest goes on without it."""
+        try:
+            yield
+        except CacheError as error:
+            note = f"{state}: not measured, {error}"
+            if note not in self.notes:
+                self.notes.append(note)
+                self.options.say(note)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The time in here is spent on `name`, except for phases inside."""
+        outer = self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    def enter(self, name: str) -> str:
+        now = time.monotonic()
+        before = self.phase_now
+        self.phases[before] = self.phases.get(before, 0.0) + now - self.phase_since
+        self.phase_now, self.phase_since = name, now
+        return before
 
     def share(self, weight: float, others: float) -> float | None:
         if self.options.limit is None:
@@ -128,6 +209,12 @@ class Schedule:
                  + TP_SECONDS * self.options.tensor_parallel)
         left -= min(later, left / 2)
         return time.monotonic() + left * weight / (weight + others)
+
+    def check_device(self) -> None:
+        answer = self.runner.run({"kind": "device", "device": self.options.device},
+                                 self.options.timeout)
+        if answer["status"] != "ok":
+            raise RuntimeError(f"{self.options.device} cannot be used: {answer['reason']}")
 
     def make_reference(self) -> None:
         self.options.say("reading the model once, for the reference")
@@ -173,21 +260,28 @@ class Schedule:
 
     # --------------------------------------------------------------------------------- a state
 
-    def run_state(self, state: str, deadline: float | None) -> None:
-        most = max((self.rounds_of(row, state) for row in self.rows), default=0)
-        for turn in range(most):
-            if turn == 0 and self.options.limit is not None:
-                last = self.started + self.options.limit
-            else:
-                last = deadline
-            if turn < CEILING_ROUNDS and (last is None or time.monotonic() < last):
-                self.run_ceilings(state, turn)
-            for row in self.rows:
-                if row.status != "ok" or turn >= self.rounds_of(row, state):
-                    continue
-                watch = state == "warm" and turn == 0 and self.options.memory
-                if not watch or not self.run_one(row, state, turn, last, watch=True):
-                    self.run_one(row, state, turn, last)
+    def run_round(self, rows: list[Row], state: str, turn: int, deadline: float | None) -> None:
+        if turn < CEILING_ROUNDS and (state, turn) not in self.ceilings_done:
+            self.ceilings_done.add((state, turn))
+            with self.phase("ceilings"):
+                self.run_ceilings(state, turn, deadline)
+        for row in rows:
+            if row.status != "ok" or turn >= self.rounds_of(row, state):
+                continue
+            # Where time is short the others are timed first, and watched at the end.
+            watch = state == "warm" and turn == 0 and self.options.memory and \
+                (row.loader.first or self.options.limit is None)
+            if not watch or not self.run_one(row, state, turn, deadline, watch=True):
+                self.run_one(row, state, turn, deadline)
+
+    def fits(self, row: Row, state: str, deadline: float | None) -> bool:
+        if deadline is None:
+            return True
+        guess = (row.overhead or row.loader.start_seconds) + self.reading_seconds()
+        return time.monotonic() + row.walls.get(state, guess) <= deadline
+
+    def reading_seconds(self) -> float:
+        return self.model.file_bytes / GUESS_BYTES_PER_S
 
     def rounds_of(self, row: Row, state: str) -> int:
         special = self.options.rounds_of
@@ -198,10 +292,10 @@ class Schedule:
         return self.torch_files if row.loader.torch_files else list(self.model.files)
 
     def run_one(self, row: Row, state: str, turn: int, deadline: float | None,
-                watch: bool = False) -> bool:
+                watch: bool = False, count: bool = True) -> bool:
         """Run a loader once. False if it was watched too closely for its time to count."""
         name = row.loader.name
-        if deadline is not None and time.monotonic() + row.wall > deadline:
+        if not self.fits(row, state, deadline):
             row.left_out.append({"state": state, "round": turn + 1})
             return True
         start = time.monotonic()
@@ -211,7 +305,9 @@ class Schedule:
              "files": list(self.model.files), "torch_files": self.torch_files,
              "device": self.options.device, "reference": self.reference, "watch": watch},
             self.options.timeout, loader=name)
-        row.wall = max(row.wall, time.monotonic() - start)
+        wall = time.monotonic() - start
+        row.walls[state] = max(row.walls.get(state, 0.0), wall)
+        row.overhead = max(row.overhead, wall - answer.get("seconds", wall))
         row.version = answer.get("version", row.version)
         if answer["status"] != "ok":
             row.fail(answer)
@@ -221,7 +317,7 @@ class Schedule:
             row.memory = answer["memory"] | {"tensors": self.model.tensor_bytes,
                                              "report": answer.get("report")}
             self.options.say(f"memory   {name:24} {answer['memory']['held'] / 1e6:.0f} MB held")
-            if answer["seconds"] < WATCHED_SECONDS:
+            if not count or answer["seconds"] < WATCHED_SECONDS:
                 return False
         row.runs.append({"state": state, "round": turn + 1, **{
             key: answer[key] for key in ("seconds", "cpu_seconds", "wall", "report")
@@ -232,31 +328,54 @@ class Schedule:
 
     # ------------------------------------------------------------------------------- ceilings
 
-    def run_ceilings(self, state: str, turn: int) -> None:
+    def run_ceilings(self, state: str, turn: int, deadline: float | None) -> None:
         if not self.options.ceilings:
             return
+        if deadline is not None and time.monotonic() + self.ceilings_guess(state, turn) > deadline:
+            if turn == 0 and state != "mixed":
+                self.notes.append(f"there was no time for the ceilings of {state} files")
+            return
         files = list(self.model.files)
+        reads = self.reads_of(turn)
         if state == "warm":
             if self.cuda:
                 self.add_ceiling("copy", turn, {"kind": "copy", "device": self.options.device})
             set_state("warm", files)
             self.add_ceiling("cache", turn, {"kind": "cache", "files": files,
+                                             "reads": min(reads, CACHE_READS),
                                              "seconds": CACHE_SECONDS})
         elif state == "cold":
             set_state("cold", files)
             if turn == 0:
                 self.add_ceiling("disk", turn, {
-                    "kind": "disk", "files": files, "seconds": DISK_SECONDS,
+                    "kind": "disk", "files": files, "seconds": DISK_SECONDS, "reads": 1,
                     "geometries": [[threads, size * MIB] for threads, size in GEOMETRIES]})
             # The best of the sweep read everything, as a loader must; only those are the ceiling.
             self.add_ceiling("disk", turn, {
-                "kind": "disk", "files": files, "seconds": DISK_FINAL_SECONDS,
+                "kind": "disk", "files": files, "seconds": DISK_FINAL_SECONDS, "reads": reads,
                 "geometries": self.finalists()}, whole=True)
+
+    def reads_of(self, turn: int) -> int:
+        """How many times a geometry reads the model in this round."""
+        size = max(1, self.model.file_bytes)
+        least, most = SMALL_READS
+        return 1 if turn or size > SMALL_BYTES else max(least, min(most, SMALL_BYTES // size))
+
+    def ceilings_guess(self, state: str, turn: int) -> float:
+        if state != "cold":
+            return WARM_CEILINGS_SECONDS if state == "warm" else 0.0
+        once = self.reading_seconds()
+        sweep = 0.0 if turn else len(GEOMETRIES) * min(DISK_SECONDS, once)
+        reads = self.finalists_count() * self.reads_of(turn)
+        return sweep + reads * min(DISK_FINAL_SECONDS, once)
 
     def finalists(self) -> list[list[int]]:
         swept = sorted((row for row in self.ceilings["disk"] if not row["whole"]),
                        key=lambda row: -row["gb_per_s"])
-        return [[row["threads"], row["request"]] for row in swept[:DISK_FINALISTS]]
+        return [[row["threads"], row["request"]] for row in swept[:self.finalists_count()]]
+
+    def finalists_count(self) -> int:
+        return SMALL_FINALISTS if self.model.file_bytes <= SMALL_BYTES else DISK_FINALISTS
 
     def add_ceiling(self, name: str, turn: int, job: dict, whole: bool = False) -> None:
         answer = self.runner.run(job, self.options.timeout)

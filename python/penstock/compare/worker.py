@@ -89,6 +89,15 @@ def load(job: dict) -> dict:
     return answer
 
 
+def device(job: dict) -> dict:
+    """Does the device work at all?"""
+    try:
+        beside("measure").device_ready(job["device"])
+    except beside("loaders").Unavailable as error:
+        return {"status": "unavailable", "reason": str(error)}
+    return {"status": "ok"}
+
+
 def halves_of(tensors: list[dict]) -> dict[str, tuple[slice, ...]]:
     """One rank's half of each tensor: rows, or columns for the layers whose input is split."""
     slices = {}
@@ -142,15 +151,18 @@ def do(job: dict) -> dict:
     kind = job["kind"]
     if kind == "load":
         return load(job)
+    if kind == "device":
+        return device(job)
     if kind == "reference":
         found = beside("measure").reference(job["tensors"])
         Path(job["reference"]).write_text(json.dumps(found), encoding="utf-8")
         return {"status": "ok"}
     if kind == "disk":
-        return {"status": "ok", "rows": beside("ceilings").disk(job["files"], job["geometries"],
-                                                               job["seconds"])}
+        return {"status": "ok", "rows": beside("ceilings").disk(
+            job["files"], job["geometries"], job["seconds"], job["reads"])}
     if kind == "cache":
-        return {"status": "ok", "rows": beside("ceilings").cache(job["files"], job["seconds"])}
+        return {"status": "ok", "rows": beside("ceilings").cache(
+            job["files"], job["seconds"], job["reads"])}
     if kind == "copy":
         beside("measure").device_ready(job["device"])
         return {"status": "ok", "rows": beside("ceilings").copy(job["device"])}

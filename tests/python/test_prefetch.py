@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""prefetch(): who waits, who joins, who cancels, in every order; and children of fork()."""
+import os
+import threading
+import time
+
+import pytest
+import torch
+from support import assert_same, python
+
+import penstock
+from penstock import _prefetch
+
+
+def test_a_load_joins_and_waiting_afterwards_is_harmless(few):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cpu")
+    assert penstock.prefetch(path, "cpu") is begun
+    assert_same(penstock.load_file(path), tensors)
+    begun.wait()
+    begun.cancel()
+    assert not _prefetch._begun
+
+
+def test_a_load_joins_what_was_waited_for(few):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cpu")
+    begun.wait()
+    begun.wait()
+    assert_same(penstock.load_file(path), tensors)
+    assert penstock.last_report().bytes == sum(t.nbytes for t in tensors.values())
+
+
+def test_cancelling_what_another_load_has_joined_does_not_hurt_it(holes):
+    begun = penstock.prefetch(holes, "cpu")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(penstock.load_file(holes)))
+    thread.start()
+    while _prefetch._begun:
+        time.sleep(0.001)
+    begun.cancel()
+    thread.join()
+    assert len(found[0]) == 16
+
+
+def test_waiting_and_loading_at_the_same_time(holes):
+    begun = penstock.prefetch(holes, "cpu")
+    failed = []
+
+    def wait():
+        try:
+            begun.wait()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert len(penstock.load_file(holes)) == 16
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_an_interrupted_wait_leaves_nothing_that_a_load_could_stumble_over(holes):
+    assert python("""
+        import os, signal, sys, threading, penstock
+        begun = penstock.prefetch(sys.argv[1], "cpu")
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            begun.wait()
+            begun.wait()
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+        print(len(penstock.load_file(sys.argv[1], framework="dlpack")))
+        """, holes).stdout.split() == ["16"]
+
+
+def test_a_wait_tells_what_went_wrong(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        penstock.prefetch(tmp_path / "absent", "cpu").wait()
+
+
+def test_a_load_with_wishes_of_its_own_does_not_join(few):
+    path, tensors = few
+    penstock.prefetch(path, "cpu")
+    with pytest.raises(penstock.Error):
+        penstock.load_file(path, transfer="GPU_DIRECT")
+    penstock.prefetch(path, "cpu")
+    penstock.load_file(path, memory_limit=1 << 20)
+    assert penstock.last_report().pinned_bytes <= 1 << 20
+    assert not _prefetch._begun
+
+
+def test_a_child_forked_while_another_thread_begins_can_begin_too(few):
+    path, tensors = few
+    with _prefetch._lock:
+        child = os.fork()
+        if not child:
+            import signal
+            signal.alarm(20)
+            penstock.prefetch(path, "cpu").wait()
+            os._exit(0 if len(penstock.load_file(path, framework="dlpack")) == len(tensors) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_goes_on_where_its_parent_was_reading_ahead(tmp_path):
+    tensors = {f"t{i:03}": torch.full((1000,), i, dtype=torch.int32) for i in range(40)}
+    penstock.save_file(tensors, tmp_path / "x.safetensors")
+    assert python("""
+        import os, sys, penstock
+        with penstock.safe_open(sys.argv[1], "np") as file:
+            for name in file.keys()[:10]:
+                file.get_tensor(name)
+            child = os.fork()
+            for name in file.keys()[10:]:
+                assert file.get_tensor(name)[0] == int(name[1:])
+            if not child:
+                os._exit(0)
+        print(os.waitpid(child, 0)[1])
+        """, tmp_path / "x.safetensors").stdout.split() == ["0"]
