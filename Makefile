@@ -45,10 +45,13 @@ gpu-test: compile
 gpu-bench: compile
 	@bench/gpu-bench.sh $(BUILD)
 
+gpu-compare: compile
+	@bench/gpu-compare.sh $(BUILD)
+
 bench: compile
 	@bench/host-bench.sh $(BUILD)
 
 clean:
 	rm -rf build build-asan build-tsan
 
-.PHONY: all compile demo test install uninstall gpu-test gpu-bench bench clean
+.PHONY: all compile demo test install uninstall gpu-test gpu-bench gpu-compare bench clean
