@@ -99,6 +99,8 @@ def no_tensor(names, name: str):
     """The error for a name that is not there, with some that are."""
     from difflib import get_close_matches
 
+    if not isinstance(name, str):
+        return TypeError(f"a tensor's name is a text, not {name!r}")
     some = get_close_matches(name, names, 3, 0.5) or list(names)[:3]
     hint = f"There are for instance {', '.join(some)}" if some else "The model has no tensors"
     return refuse("find tensor", name, "the model has none of this name", hint, errno.ENOKEY)
@@ -110,7 +112,7 @@ def cover(tensor: Tensor, index) -> tuple[Choice, tuple] | None:
     index = index if isinstance(index, tuple) else (index,)
     if any(not (entry is None or entry is Ellipsis or isinstance(entry, slice)
                 or hasattr(entry, "__index__") and getattr(entry, "shape", ()) == ()
-                and not isinstance(entry, bool)) for entry in index):
+                and "bool" not in str(getattr(entry, "dtype", type(entry)))) for entry in index):
         return None
     rank, given = len(tensor.shape), sum(e is not None and e is not Ellipsis for e in index)
     if given > rank or sum(entry is Ellipsis for entry in index) > 1:

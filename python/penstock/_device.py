@@ -14,7 +14,8 @@ def device_name(device) -> str:
     "cpu", "host", "cuda", "cuda:1", 1, torch.device("cuda", 1) and things with such a text are
     known. "cuda" alone is torch's current device where torch is in use, else the first.
     """
-    text = f"cuda:{device}" if type(device) is int else str(device)
+    number = hasattr(device, "__index__") and not isinstance(device, bool)
+    text = f"cuda:{device.__index__()}" if number else str(device)
     if text in ("cpu", "host", "host:", "cpu:0"):
         return "host"
     if text == "cuda":

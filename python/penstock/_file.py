@@ -24,6 +24,7 @@ from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, refuse
 from ._frameworks import STREAM_LEGACY, import_module
+from ._fork import Lock
 from ._options import options
 from ._progress import wait
 
@@ -172,7 +173,13 @@ class Future:
         self._report: dict | None = None
         self._error: Error | None = None
         self._told = False
-        self._lock = threading.Lock()
+        self._lock = Lock(self._inherited)
+
+    def _inherited(self) -> None:
+        """In a forked child: the job is the parent's."""
+        self._job = None
+        self._error = refuse("wait for", self._label, "it was started before this process was "
+                             "forked", code=errno.ECHILD)
 
     def _interrupted(self) -> None:
         """Whatever broke into the waiting has stopped the job."""
@@ -264,7 +271,7 @@ class File:
         self.path, self.mode = os.fspath(path), mode
         self._where = os.path.abspath(self.path)
         self._options = options(transfer, memory_limit)
-        self._lock = threading.RLock()
+        self._lock = Lock(self._inherited, threading.RLock)
         self._futures: list[Future] = []
         self._reader = self._writer = None
         self._end = index(size)
@@ -276,6 +283,11 @@ class File:
         if mode == "r+":
             self._writer = _penstock.Object(self.path, _IN_PLACE)
         self._closed = False
+
+    def _inherited(self) -> None:
+        """In a forked child: what is under way, and what is to be committed, is the parent's."""
+        self._futures = []
+        self._writer = None
 
     def __enter__(self) -> File:
         """Itself."""

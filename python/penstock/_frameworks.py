@@ -98,6 +98,10 @@ class Dlpack:
         raise refuse("load into", name, f"into= is not possible with framework {self.name!r}",
                      "Use framework 'pt', 'np' or 'cupy'")
 
+    def span(self, tensor) -> tuple[int, int]:
+        """Address and size of a tensor of the user's."""
+        return 0, 0
+
     def changed(self, tensors) -> None:
         """Tensors of the user's were filled."""
 
@@ -223,6 +227,10 @@ class Torch(Dlpack):
                 return DTYPES.index(ours)
         raise refuse("convert to", name, "there is no such dtype", "Take torch.bfloat16 or so")
 
+    def span(self, tensor) -> tuple[int, int]:
+        """Address and size of a tensor of the user's."""
+        return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
     def changed(self, tensors) -> None:
         """Autograd must know that what it may have saved is not what it was."""
         increment = getattr(self.torch.autograd.graph, "increment_version", None)
@@ -286,6 +294,10 @@ class Numpy(Dlpack):
             count *= length
         raw = owner.array(offset, _U8, (count * BITS[dtype] // 8,))
         return self.numpy.frombuffer(raw, self.numpy.uint8).view(kind).reshape(shape)
+
+    def span(self, tensor) -> tuple[int, int]:
+        """Address and size of an array of the user's."""
+        return self._pointer(tensor), tensor.nbytes
 
     def _on_device(self, array) -> bool:
         return isinstance(array, self.numpy.ndarray)
@@ -416,7 +428,7 @@ _adapters = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy"
 
 def adapter(framework: str, device) -> Dlpack:
     """The class for a framework's name, on a device."""
-    kind = _adapters.get(framework)
+    kind = _adapters.get(framework) if isinstance(framework, str) else None
     if kind is None:
         raise refuse("use framework", str(framework), "it is not known",
                      "Take 'pt', 'np', 'cupy', 'jax' or 'dlpack'")

@@ -59,7 +59,7 @@ def _label(path) -> str:
 
 
 def _is_floating(dtype: int) -> bool:
-    return DTYPES[dtype][0] in "BF" and DTYPES[dtype] != "BOOL"
+    return DTYPES[dtype][0] in "BF" and DTYPES[dtype] != "BOOL" and BITS[dtype] >= 8
 
 
 def _to_convert(choices: list[Choice], target: Dlpack, dtype, into) -> _Conversion:
@@ -107,9 +107,10 @@ class _Group:
         offsets = self.selection.offsets()
         if into is not None:
             self.places = None
-            self.where = [target.address(c.tensor.name, into[c.tensor.name], c.tensor.dtype,
-                                         c.shape) if size else 0
-                          for c, (_, size) in zip(choices, offsets)]
+            found = [target.address(c.tensor.name, into[c.tensor.name], c.tensor.dtype, c.shape)
+                     for c in choices]
+            self.where = [at if size else 0 for at, (_, size) in zip(found, offsets)]
+            _check_apart(target, into)
         elif arena:
             owner, self.where = target.allocate(_round_up(self.selection.total))
             self.places = [(owner, offset) for offset, _ in offsets]
@@ -134,6 +135,16 @@ class _Group:
     def tensors(self) -> dict[str, Any]:
         """All of them, by name."""
         return {choice.tensor.name: self.tensor(at) for at, choice in enumerate(self.choices)}
+
+
+def _check_apart(target: Dlpack, into: Mapping[str, Any]) -> None:
+    """Two tensors that are filled at the same time must not share memory."""
+    spans = sorted((*target.span(tensor), name) for name, tensor in into.items())
+    spans = [span for span in spans if span[1]]
+    for (at, size, name), (next_at, _, other) in zip(spans, spans[1:]):
+        if at + size > next_at:
+            raise refuse("load into", other, f"its memory is also that of {name}",
+                         "Load tied tensors once, with keys= or into= for one of them")
 
 
 def _load_plain(model, choices: list[Choice], target: Dlpack, into, arena: bool, moves: _Moves,
@@ -276,9 +287,13 @@ def _resolve(into: Mapping[str, Any] | None, choices: list[Choice]) -> dict[str,
 
 def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, Any] | None:
     """The rest of what prefetch() began; None where somebody else was quicker."""
-    choices = choose(ready.tensors(), keys, None, None)
-    for choice in choices:
-        target.check(choice.tensor.name, choice.tensor.dtype)
+    try:
+        choices = choose(ready.tensors(), keys, None, None)
+        for choice in choices:
+            target.check(choice.tensor.name, choice.tensor.dtype)
+    except BaseException:
+        ready.cancel()
+        raise
     done = ready.finish(label, moves.progress)
     if done is None:
         return None

@@ -16,7 +16,9 @@ def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
     """(transfer type, most bytes of staging memory); refuses what makes no sense, in words."""
     if memory_limit is None:
         memory_limit = MEMORY_LIMIT
-    elif not isinstance(memory_limit, int) or not 0 < memory_limit < 1 << 63:
+    elif type(memory_limit) is not int or not 0 < memory_limit < 1 << 63:
         raise refuse("keep within", "memory_limit", f"{memory_limit!r} is no number of bytes",
                      f"Give the most staging memory in bytes, {MEMORY_LIMIT_LEAST} or more")
+    if "\0" in str(transfer):
+        raise refuse("use transfer type", repr(transfer), "there is no such type")
     return _penstock.transfer_type(transfer), memory_limit

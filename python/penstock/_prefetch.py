@@ -8,26 +8,18 @@ stays here for the load.
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 from ._choose import Tensor, open_model, tensors_of
 from ._device import device_name, open_device
 from ._error import Error
+from ._fork import Lock
 from ._progress import wait
 
 _begun: dict[tuple[str, str], Prefetch] = {}
-_lock = threading.Lock()
-
-
-def _forget_parent() -> None:
-    """A forked child has none of the threads that move the bytes, nor those that hold the lock."""
-    global _lock
-    _lock = threading.Lock()
-    _begun.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+_lock = Lock()
+# A forked child has none of the threads that move the bytes.
+os.register_at_fork(after_in_child=_begun.clear)
 
 
 class Prefetch:
@@ -39,7 +31,7 @@ class Prefetch:
         self.path, self.device = path, device
         self.key = os.path.realpath(path), device
         self.error: OSError | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock(self._inherited)
         self._job: Any = None
         self._done: tuple | None = None
         try:
@@ -51,6 +43,10 @@ class Prefetch:
             self._job = selection.load(open_device(device))
         except OSError as error:
             self.error = error
+
+    def _inherited(self) -> None:
+        """In a forked child: the bytes are the parent's."""
+        self._job = self._done = None
 
     def _stamps(self) -> list[tuple]:
         stats = [os.stat(file[0]) for file in self.model.files()]

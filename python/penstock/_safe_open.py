@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _penstock
-from ._choose import Choice, Tensor, cover, no_tensor, open_model, tensors_of
+from ._choose import Choice, Tensor, box, cover, no_tensor, open_model, tensors_of
 from ._error import Error
+from ._fork import Lock
 from ._frameworks import DTYPES, adapter
 from ._load import _groups, _load_plain, _Moves, _run
 
@@ -32,6 +32,9 @@ class Slice:
     def __getitem__(self, index) -> Any:
         """Read a part, as one would index the tensor: only the box around it is read. What
         cannot be told beforehand (lists, masks) reads the whole tensor."""
+        if self._file._target.name == "dlpack":
+            # Arrays cannot be indexed further, so the file must have it as it is asked for.
+            return self._file._read(box(self._tensor, index))
         found = cover(self._tensor, index)
         if found is None:
             return self._file._read(Choice(self._tensor))[index]
@@ -58,20 +61,17 @@ class _Ahead:
         self.places = [{name: at for at, name in enumerate(order)} for order in self.orders]
         self.rows = [0] * len(self.orders)
         self.last: str | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self.process = os.getpid()
-        self.lock = threading.Lock()
+        self.lock = Lock(self._forget)
         self.coming: Iterator | None = None
         self.order = 0
         self.landed: dict[str, Any] = {}
 
+    def _forget(self) -> None:
+        """In a forked child: what is under way is the parent's, and may be in use there."""
+        self.coming, self.landed = None, {}
+
     def take(self, name: str) -> Any | None:
         """The tensor, if it is under way; None: read it in the ordinary way."""
-        # What was under way when this process was forked is its parent's.
-        if self.process != os.getpid():
-            self._reset()
         with self.lock:
             for i, places in enumerate(self.places):
                 follows = self.last is not None and places[name] == places[self.last] + 1
@@ -150,7 +150,8 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def __exit__(self, *exception) -> None:
         """Close. Tensors stay."""
-        self._ahead.stop()
+        if self._model is not None:
+            self._ahead.stop()
         self._model = self._ahead = None
 
     def _opened(self) -> _penstock.Model:

@@ -24,8 +24,12 @@ void text_copy_end(char *to, size_t size, const char *from)
 		memcpy(to, from, length + 1);
 		return;
 	}
+	from += length - (size - 4);
+	/* Not in the middle of a character of UTF-8. */
+	while ((*from & 0xc0) == 0x80)
+		from++;
 	memcpy(to, "...", 3);
-	memcpy(to + 3, from + length - (size - 4), size - 3);
+	strcpy(to + 3, from);
 }
 
 bool text_ends_with(const char *text, const char *ending)

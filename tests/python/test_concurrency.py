@@ -558,3 +558,49 @@ def test_tensors_may_live_until_the_very_end(few):
         print("end")
         """, few[0])
     assert (done.stdout, done.stderr) == ("end\n", "")
+
+
+FORKED = """
+    import os, signal, sys, threading, time, penstock
+    path, what = sys.argv[1:3]
+    stop = False
+
+    def busy(call):
+        def run():
+            while not stop:
+                call()
+        threading.Thread(target=run, daemon=True).start()
+        time.sleep(0.05)
+
+    hung = 0
+    for turn in range(5):
+        stop = False
+        if what == "safe_open":
+            file = penstock.safe_open(path, "np")
+            names = file.keys()
+            busy(lambda: [file.get_tensor(name) for name in names])
+            child_does = lambda: (file.get_tensor(names[0]), file.__exit__())
+        elif what == "file":
+            file = penstock.File(path)
+            memory = bytearray(1 << 20)
+            busy(lambda: file.read(memory))
+            child_does = lambda: (file.read(bytearray(1 << 20)), file.close())
+        else:
+            begun = penstock.prefetch(path, "cpu")
+            busy(lambda: begun.wait())
+            child_does = lambda: (begun.wait(), begun.cancel())
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            child_does()
+            os._exit(0)
+        hung += os.waitpid(child, 0)[1] != 0
+        stop = True
+        time.sleep(0.02)
+    print("hung", hung)
+    """
+
+
+@pytest.mark.parametrize("what", ["safe_open", "file", "prefetch"])
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(few, what):
+    assert python(FORKED, few[0], what).stdout.split() == ["hung", "0"]

@@ -758,3 +758,23 @@ def test_a_tensor_that_is_not_there_is_a_key_error(few):
     assert not isinstance(caught.value, FileNotFoundError)
     with penstock.safe_open(few[0]) as file, pytest.raises(KeyError):
         file.get_tensor("nothing")
+
+
+def test_into_two_names_of_the_same_memory_is_refused(tmp_path):
+    penstock.save_file({"a": torch.zeros(8), "b": torch.ones(8)}, tmp_path / "x.safetensors")
+    shared = torch.empty(12)
+    for into in ({"a": shared[:8], "b": shared[:8]}, {"a": shared[:8], "b": shared[4:]}):
+        with pytest.raises(penstock.Error, match="memory"):
+            penstock.load_file(tmp_path / "x.safetensors", into=into)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, 5, dtype=torch.int8), "x", 3], ids=str)
+def test_into_is_checked_for_empty_tensors_too(tmp_path, wrong):
+    penstock.save_file({"e": torch.empty(0, 4)}, tmp_path / "x.safetensors")
+    with pytest.raises(penstock.Error, match="e"):
+        penstock.load_file(tmp_path / "x.safetensors", into={"e": wrong})
+
+
+def test_a_dtype_of_less_than_a_byte_is_left_alone_and_not_converted_to(few):
+    with pytest.raises(penstock.Error):
+        penstock.load_file(few[0], dtype="F4")

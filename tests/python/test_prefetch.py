@@ -120,3 +120,13 @@ def test_a_child_goes_on_where_its_parent_was_reading_ahead(tmp_path):
                 os._exit(0)
         print(os.waitpid(child, 0)[1])
         """, tmp_path / "x.safetensors").stdout.split() == ["0"]
+
+
+def test_a_load_that_fails_before_it_joins_gives_the_memory_back(few):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cpu")
+    begun.wait()
+    with pytest.raises(KeyError):
+        penstock.load_file(path, keys="nothing")
+    assert begun._done is None and begun._job is None
+    assert_same(penstock.load_file(path), tensors)

@@ -161,4 +161,15 @@ TEST(endings_are_told)
 	CHECK(!text_ends_with("", ".json"));
 }
 
+TEST(a_long_text_is_not_cut_inside_a_character)
+{
+	char text[8];
+
+	/* "..." and four bytes would begin with the second byte of an o with dots. */
+	text_copy_end(text, sizeof(text), "abcd\xc3\xb6xyz");
+	CHECK_TEXT(text, "...xyz");
+	text_copy_end(text, sizeof(text), "abcd\xc3\xb6yz");
+	CHECK_TEXT(text, "...\xc3\xb6yz");
+}
+
 TEST_MAIN
