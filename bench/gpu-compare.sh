@@ -46,7 +46,9 @@ data=${PENSTOCK_BENCH_DIR:-$build/compare-data}
 wheels=${PENSTOCK_WHEELS:-$root/wheels}
 device=${PENSTOCK_BENCH_DEVICE:-cuda:0}
 started=$(date +%s)
-udev_record= udev_made= data_made=
+data_made=
+# shellcheck source=tools/udev-record.sh
+. "$root/tools/udev-record.sh"
 export PYTHONPATH="$build/python"
 
 mkdir -p "$out"
@@ -60,10 +62,7 @@ peers=$data/peers
 clean() {
 	rm -rf "$peers" "$data/torch" "$data/table.txt"
 	[ -z "$data_made" ] || rm -rf "$data_made"
-	[ -z "$udev_record" ] || rm -f "$udev_record"
-	for folder in $udev_made; do
-		rmdir "$folder" 2>/dev/null || :
-	done
+	remove_udev_record
 }
 trap clean EXIT
 trap 'exit 1' HUP INT TERM
@@ -117,21 +116,6 @@ install_peers() {
 	done
 }
 
-# As tools/gpu-test.sh does it: cuFile asks udev what is on the disk.
-make_udev_record() {
-	case $(id -u)$device in 0cuda*) ;; *) return 0 ;; esac
-	number=$(stat -c %d "$data")
-	record=/run/udev/data/b$((number >> 8 & 0xfff)):$((number & 0xff | number >> 12 & 0xfff00))
-	[ ! -e "$record" ] || return 0
-	for folder in /run/udev /run/udev/data; do
-		[ -d $folder ] || { mkdir $folder && udev_made="$folder $udev_made"; }
-	done
-	type=$(df -PT "$data" | awk 'NR == 2 { print $2 }')
-	printf 'E:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=%s\n' "$type" >"$record"
-	udev_record=$record
-	echo "made $record for cuFile; it is removed at the end"
-}
-
 # compare NAME SECONDS OPTION...: one model; table on the screen and in a file, values as JSON.
 compare() {
 	name=$1 seconds=$2
@@ -160,7 +144,7 @@ rm -f "$out/compare.log" "$out/compare.txt"
 describe | tee "$out/compare.txt"
 rm -rf "$peers"
 install_peers
-make_udev_record
+case $(id -u)$device in 0cuda*) make_udev_record "$data" ;; esac
 
 # The rows that matter get three rounds and more; those that take ten seconds get one.
 slow="transformers=1,safetensors=1,safetensors-cpu=1,torch*=1,runai=1,penstock-pretrained=1"

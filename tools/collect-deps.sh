@@ -6,8 +6,8 @@
 #   tools/collect-deps.sh deps            here, on a Debian or Ubuntu with network; root not needed
 #   make DEPS=deps                        there, with the gcc, meson and ninja such a server has
 #
-# Debian's packages are downloaded and unpacked, never installed. Static libraries link with any
-# glibc that is not older than this machine's.
+# Debian's packages are downloaded and unpacked, never installed. The libraries, static but for
+# jansson, work with any glibc that is not older than this machine's.
 set -eu
 
 packages="liburing-dev libjansson-dev libjansson4 libxxhash-dev"

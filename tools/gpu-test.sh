@@ -22,17 +22,15 @@ build=$(cd "${1:?usage: tools/gpu-test.sh BUILD}" && pwd)
 penstock=$build/penstock
 large=${PENSTOCK_GPU_TEST_LARGE:-5G}
 passed=0 failed=0 skipped=0
-udev_record= udev_made=
+# shellcheck source=tools/udev-record.sh
+. "$root/tools/udev-record.sh"
 
 data=${PENSTOCK_GPU_TEST_DIR:-$build}/gpu-test-data.$$
 mkdir -p "$data"
 # shellcheck disable=SC2317
 clean() {
 	rm -rf "$data"
-	[ -z "$udev_record" ] || rm -f "$udev_record"
-	for folder in $udev_made; do
-		rmdir "$folder" 2>/dev/null || :
-	done
+	remove_udev_record
 }
 trap clean EXIT
 trap 'exit 1' HUP INT TERM
@@ -146,21 +144,7 @@ pass "the first bytes reach the GPU"
 
 # ------------------------------------------------------------------------------- the udev record
 
-if [ "${PENSTOCK_GPU_TEST_UDEV:-0}" = 1 ]; then
-	number=$(stat -c %d "$data")
-	major=$((number >> 8 & 0xfff))
-	minor=$((number & 0xff | number >> 12 & 0xfff00))
-	record=/run/udev/data/b$major:$minor
-	if [ ! -e "$record" ]; then
-		for folder in /run/udev /run/udev/data; do
-			[ -d $folder ] || { mkdir $folder && udev_made="$folder $udev_made"; }
-		done
-		type=$(df -PT "$data" | awk 'NR == 2 { print $2 }')
-		printf 'E:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=%s\n' "$type" >"$record"
-		udev_record=$record
-		echo "made $record for cuFile; it is removed at the end"
-	fi
-fi
+if [ "${PENSTOCK_GPU_TEST_UDEV:-0}" = 1 ]; then make_udev_record "$data"; fi
 
 # ------------------------------------------------------------------------------------ programs
 

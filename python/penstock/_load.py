@@ -20,7 +20,7 @@ from ._frameworks import BITS, DTYPES, Dlpack, adapter
 from ._options import AUTO, MEMORY_LIMIT_LEAST, options
 from ._progress import Bar, wait
 
-#: Bytes of one group of tensors that are converted; two groups are under way.
+#: Bytes of one group of tensors that are converted.
 _CONVERT_GROUP = 128 << 20
 _ALIGN = 256
 
@@ -189,7 +189,7 @@ class _Conversion:
 
 
 def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label: str):
-    """Load group after group, two at a time; yields (choice, tensor) as they land."""
+    """Load group after group, some at a time; yields (choice, tensor) as they land."""
     waiting, running = deque(groups), deque()
     bar = Bar(label) if moves.progress else None
     total = sum(_bytes(c, c.tensor.dtype) for group in groups for c in group)

@@ -470,6 +470,27 @@ TEST(reads_straight_into_memory_beside_staged_ones_stage_no_more_than_needed)
 	pen_device_close(device);
 }
 
+/* A matrix whose rows are 40 KiB, and memory for the left halves of its 1024 rows. */
+static void open_halves(const char *file, bool cold)
+{
+	CHECK_EQ(pen_device_open("host", &device, &err), 0);
+	CHECK_EQ(pen_object_open(file, PEN_READ, 0, &object, &err), 0);
+	CHECK_EQ(pen_device_alloc(device, 20 * MIB, (void **)&memory, &err), 0);
+	if (cold && object_uncache(object, &err))
+		SKIP("pages cannot be dropped here");
+}
+
+static void check_halves(void)
+{
+	for (uint64_t row = 0; row < 1024; row++)
+		CHECK_EQ(pattern_check(memory + row * (20 << 10), 20 << 10, row * (40 << 10)),
+			 20 << 10);
+	CHECK_EQ(pen_device_free(device, memory, 20 * MIB, &err), 0);
+	pen_object_close(object);
+	pen_trim();
+	pen_device_close(device);
+}
+
 /* The left half of a matrix whose rows are 40 KiB; how much crossed the store? */
 static uint64_t half_of_each_row(uint64_t gap, bool cold)
 {
@@ -481,22 +502,12 @@ static uint64_t half_of_each_row(uint64_t gap, bool cold)
 		.object_pitch = 40 << 10, .memory_pitch = 20 << 10,
 	};
 
-	CHECK_EQ(pen_device_open("host", &device, &err), 0);
-	CHECK_EQ(pen_object_open(file, PEN_READ, 0, &object, &err), 0);
-	CHECK_EQ(pen_device_alloc(device, 20 * MIB, (void **)&memory, &err), 0);
-	if (cold && object_uncache(object, &err))
-		SKIP("pages cannot be dropped here");
+	open_halves(file, cold);
 	half.object = object;
 	half.memory = memory;
 	given.gap = gap;
 	CHECK_EQ(pen_transfer(PEN_READ, device, &half, 1, &given, &report, &err), 0);
-	for (uint64_t row = 0; row < 1024; row++)
-		CHECK_EQ(pattern_check(memory + row * (20 << 10), 20 << 10, row * (40 << 10)),
-			 20 << 10);
-	CHECK_EQ(pen_device_free(device, memory, 20 * MIB, &err), 0);
-	pen_object_close(object);
-	pen_trim();
-	pen_device_close(device);
+	check_halves();
 	return report.storage_bytes;
 }
 
@@ -526,11 +537,7 @@ static uint64_t half_of_each_row_by_extents(bool cold, int kept)
 	static char row[40 << 10];
 	int fd;
 
-	CHECK_EQ(pen_device_open("host", &device, &err), 0);
-	CHECK_EQ(pen_object_open(file, PEN_READ, 0, &object, &err), 0);
-	CHECK_EQ(pen_device_alloc(device, 20 * MIB, (void **)&memory, &err), 0);
-	if (cold && object_uncache(object, &err))
-		SKIP("pages cannot be dropped here");
+	open_halves(file, cold);
 	fd = open(file, O_RDONLY);
 	CHECK(fd >= 0 && !posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM));
 	for (int i = 0; i < kept; i++)
@@ -542,13 +549,7 @@ static uint64_t half_of_each_row_by_extents(bool cold, int kept)
 			.memory = memory + i * (20 << 10), .length = 20 << 10,
 		};
 	CHECK_EQ(pen_transfer(PEN_READ, device, halves, 1024, NULL, &report, &err), 0);
-	for (uint64_t i = 0; i < 1024; i++)
-		CHECK_EQ(pattern_check(memory + i * (20 << 10), 20 << 10, i * (40 << 10)),
-			 20 << 10);
-	CHECK_EQ(pen_device_free(device, memory, 20 * MIB, &err), 0);
-	pen_object_close(object);
-	pen_trim();
-	pen_device_close(device);
+	check_halves();
 	return report.storage_bytes;
 }
 
