@@ -38,12 +38,9 @@ static int make_room(void **array, size_t *room, size_t count, size_t element)
 
 	if (count < *room)
 		return 0;
-	grown = os_calloc(wanted, element);
+	grown = os_realloc(*array, wanted, element);
 	if (!grown)
 		return -ENOMEM;
-	if (count)
-		memcpy(grown, *array, count * element);
-	free(*array);
 	*array = grown;
 	*room = wanted;
 	return 0;

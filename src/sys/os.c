@@ -394,6 +394,11 @@ void *os_calloc(size_t count, size_t size)
 	return sys_fault("malloc") ? NULL : calloc(count, size);
 }
 
+void *os_realloc(void *memory, size_t count, size_t size)
+{
+	return sys_fault("malloc") ? NULL : reallocarray(memory, count, size);
+}
+
 void *os_calloc_aligned(size_t alignment, size_t size)
 {
 	void *memory;

@@ -50,6 +50,7 @@ int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 /* Memory. os_map_huge gives zeroed memory aligned to 2 MiB, on huge pages where the system
  * allows, preferring NUMA node `node` (-1: anywhere). What comes from the heap goes to free(). */
 void *os_calloc(size_t count, size_t size);
+void *os_realloc(void *memory, size_t count, size_t size);
 void *os_calloc_aligned(size_t alignment, size_t size);
 int os_map_huge(size_t size, int node, void **memory);
 int os_map_file(int fd, uint64_t offset, size_t length, void **memory);
