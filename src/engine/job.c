@@ -55,6 +55,32 @@ int job_allocate(struct pen_job *job, struct pen_error *err)
 	return rc;
 }
 
+int job_stream_join(struct pen_job *job, struct pen_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&job->lock);
+	if (!job->stream_users) {
+		rc = device_stream_open(job->device, &job->stream, err);
+		if (!rc) {
+			rc = device_wait(job->device, &job->stream, &job->after, err);
+			if (rc)
+				device_stream_close(job->device, &job->stream);
+		}
+	}
+	job->stream_users += !rc;
+	pthread_mutex_unlock(&job->lock);
+	return rc;
+}
+
+void job_stream_leave(struct pen_job *job)
+{
+	pthread_mutex_lock(&job->lock);
+	if (!--job->stream_users)
+		device_stream_close(job->device, &job->stream);
+	pthread_mutex_unlock(&job->lock);
+}
+
 static void tag_landed(struct pen_job *job, uint64_t tag)
 {
 	struct landing *landing = &job->landing;
@@ -209,19 +235,11 @@ static void set_up_tuners(struct pen_job *job)
 						job->options.depth };
 		/* A synchronous queue carries one request a lane. */
 		unsigned int each = way->queue == &queue_sync_ops ? 1 : RING_SLOTS;
-		char store[80];
 
 		if (!way->tuned)
 			continue;
-		/* Of the page cache only the lanes are in question, unless they were ordered. */
-		if (way->list == HOT)
-			wished = (struct tuner_setting){ way->size, job->options.lanes };
-		snprintf(store, sizeof(store), "%s%s", way->list == HOT ? "cached " : "",
-			 path->plan->objects[0]->info.store);
-		tuner_init(tuner, store, job->direction != PEN_READ, wished, way->size,
-			   way->lanes * each, path->memory_limit);
-		if (way->least_lanes)
-			tuner_spare_lanes(tuner, way->least_lanes);
+		tuner_init(tuner, path->plan->objects[0]->info.store, job->direction != PEN_READ,
+			   wished, way->size, way->lanes * each, path->memory_limit);
 	}
 }
 
@@ -259,9 +277,13 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	job->budget.left = path->memory_limit / path->piece_size < PIECES_MAX
 				   ? (int)(path->memory_limit / path->piece_size)
 				   : PIECES_MAX;
-	for (unsigned int w = 0; w < path->way_count; w++)
-		if (!path->ways[w].queue->lends && !path->ways[w].queue->placed)
-			job->budget.kept += (int)path->ways[w].lanes;
+	for (unsigned int w = 0; w < path->way_count; w++) {
+		const struct way *way = &path->ways[w];
+
+		if (!way->queue->lends && !way->queue->placed)
+			job->budget.kept += (int)way->lanes;
+		job->budget.together += (int)(way->lanes * way->pieces_first);
+	}
 	job->refused_count = path->refused_count;
 	memcpy(job->refused, path->refused, sizeof(job->refused));
 	for (int list = 0; list < LISTS; list++)
@@ -286,7 +308,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 static void job_start(struct pen_job *job)
 {
 	job->state = PEN_RUNNING;
-	job->running = job->lane_count;
+	job->running = job->preparing = job->lane_count;
 	/* Host memory can always take bytes; a GPU's lanes tell when it can. */
 	if (job->device->is_host)
 		job->ready_ns = os_now();
@@ -298,6 +320,7 @@ static void job_start(struct pen_job *job)
 		lane->started = !rc;
 		if (!rc)
 			continue;
+		job->preparing--;
 		job_lane_ended(job);
 		if (lane->index)
 			continue;
@@ -305,6 +328,7 @@ static void job_start(struct pen_job *job)
 		error_hint(&err, "Raise the limit of processes (ulimit -u) or use fewer lanes");
 		job_fail(job, &err);
 	}
+	atomic_store(&job->started, true);
 }
 
 /* Host memory that cannot be had is refused before it is planned for. */
@@ -447,9 +471,9 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	full.cpu_seconds = (double)cpu / 1e9;
 	full.pinned_bytes = job->budget.peak_bytes;
 	text_copy(full.device, sizeof(full.device), job->device->name);
-	/* A way that is not tuned has one size. */
+	/* A way that is not tuned has one size, and one request a lane. */
 	if (!setting.size && job->path->way_count)
-		setting.size = job->path->ways[0].size;
+		setting = (struct tuner_setting){ job->path->ways[0].size, full.lanes };
 	full.request_size = setting.size;
 	full.depth = setting.depth;
 	full.latency_us_p50 = (double)hist_quantile(latency, 0.50) / 1e3;

@@ -68,7 +68,6 @@ struct lane {
 	bool queue_up;
 	struct ring ring;
 	struct transit transits[RING_SLOTS];	/* one per slot of the ring */
-	struct device_stream stream;
 	bool device_up;
 	unsigned int pinned_pieces;
 	struct range {
@@ -111,11 +110,15 @@ struct pen_job {
 	void *allocated;		/* memory that the job allocated itself; guarded by lock */
 	_Atomic intptr_t shift;		/* from the plan's addresses to real ones */
 	struct device_fence after;	/* behind what the caller's stream held at the start */
+	struct device_stream stream;	/* of all lanes; there while stream_users, guarded by lock */
+	unsigned int stream_users;
 	_Atomic uint64_t ready_ns;	/* when a lane's device could first take bytes */
 	uint64_t start_ns;
 	unsigned int generation;	/* os_generation() of the process that started it */
 	atomic_int state;
 	atomic_bool cancelled, failed;
+	atomic_bool started;		/* all threads of lanes are there */
+	atomic_uint preparing;		/* lanes that may still touch new staging memory */
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */
@@ -135,6 +138,11 @@ bool job_running(struct pen_job *job);
 
 /* The first error wins; the job starts to drain. */
 void job_fail(struct pen_job *job, const struct pen_error *err);
+
+/* A lane begins and ends to use the job's stream: copies go over one link, and a stream for each lane
+ * would only cost the time to make it. Lane's thread, after device_enter(). */
+int job_stream_join(struct pen_job *job, struct pen_error *err);
+void job_stream_leave(struct pen_job *job);
 
 /* Allocate the memory that the caller left to the job, once. The device must be ready. */
 int job_allocate(struct pen_job *job, struct pen_error *err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A lane: one thread with one queue, one ring of staging memory and one stream of the device. It
- * takes requests from its list, sends them through the queue, copies what landed, and lets go.
+ * A lane: one thread with one queue and one ring of staging memory. It takes requests from its list,
+ * sends them through the queue, copies what landed on the job's stream of the device, and lets go.
  * The loop below is the whole data path:
  *
  *   take -> ring_take -> queue_submit -> queue_reap -> land -> device_copy -> device_poll -> home
@@ -12,7 +12,8 @@
  * Invariants
  *   1. transits[i] belongs to ring.slots[i]; both are in use, or neither.
  *   2. A completion is failed, short or full, and all three are consumed in came_home().
- *   3. What is in flight is never abandoned: the thread ends only when queue and stream are empty.
+ *   3. What is in flight is never abandoned: the thread ends only when all of its requests and copies
+ *      are over.
  */
 #include <assert.h>
 #include <errno.h>
@@ -32,6 +33,7 @@
 #define WAIT_COPY_MAX_NS 250000ull
 #define WAIT_DEVICE_NS 200000ull
 #define WAIT_IDLE_NS 500000ull
+#define WAIT_START_NS 20000ull
 
 static struct transit *transit_of(struct lane *lane, struct slot *slot)
 {
@@ -153,23 +155,34 @@ static int add_piece(struct lane *lane)
 	return 0;
 }
 
-/* Pin what is not pinned yet; pieces may have come since. The driver also copies from memory that
- * it was refused to pin, only slower. */
-static void pin_pieces(struct lane *lane)
+/* Pin what is not pinned yet; pieces may have come since. False while another lane does it, or touches
+ * what is pinned with it: the driver would bring in those pages one by one, in everybody's way. */
+static bool pin_pieces(struct lane *lane)
 {
 	struct pen_error err;
 
-	for (; lane->pinned_pieces < lane->ring.piece_count; lane->pinned_pieces++)
-		if (piece_pin(lane->ring.pieces[lane->pinned_pieces], lane->job->device, &err))
+	for (; lane->pinned_pieces < lane->ring.piece_count; lane->pinned_pieces++) {
+		struct piece *piece = lane->ring.pieces[lane->pinned_pieces];
+		int rc = -EAGAIN;
+
+		if (!atomic_load(&lane->job->preparing))
+			rc = piece_pin(piece, lane->job->device, &err);
+		if (rc == -EAGAIN)
+			return false;
+		if (rc)
 			job_refused(lane->job, "pinned staging", &err);
+	}
+	return true;
 }
 
-/* Waits for the stream's copies; fences and stream are gone then. Safe on what was never opened. */
+/* Waits for the copies that use this lane's memory. */
 static void close_device(struct lane *lane)
 {
 	struct pen_device *device = lane->job->device;
 
-	device_stream_close(device, &lane->stream);
+	if (lane->ring.used)
+		device_stream_drain(device, &lane->job->stream);
+	job_stream_leave(lane->job);
 	for (unsigned int i = 0; i < RING_SLOTS; i++)
 		device_fence_close(device, &lane->transits[i].fence);
 	lane->device_up = false;
@@ -182,9 +195,9 @@ static int open_device(struct lane *lane, struct pen_error *err)
 	int rc = device_enter(device, err);
 
 	if (!rc)
-		rc = device_stream_open(device, NULL, &lane->stream, err);
-	if (!rc)
-		rc = device_wait(device, &lane->stream, &lane->job->after, err);
+		rc = job_stream_join(lane->job, err);
+	if (rc)
+		return rc;
 	for (unsigned int i = 0; i < RING_SLOTS && !rc; i++)
 		rc = device_fence_open(device, &lane->transits[i].fence, err);
 	if (!rc)
@@ -218,8 +231,7 @@ static bool device_usable(struct lane *lane)
 		fail(lane, &err);
 		return false;
 	}
-	pin_pieces(lane);
-	return true;
+	return pin_pieces(lane);
 }
 
 /* ------------------------------------------------------------------------ taking work -- */
@@ -381,6 +393,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 {
 	const struct plan *plan = lane->job->path->plan;
 	struct pen_device *device = lane->job->device;
+	struct device_stream *stream = &lane->job->stream;
 	intptr_t shift = atomic_load_explicit(&lane->job->shift, memory_order_relaxed);
 	struct device_copy pending = { .rows = 0 };
 	uint64_t allocation = 0;
@@ -402,7 +415,7 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 				continue;
 			}
 			if (pending.rows) {
-				rc = device_copy(device, &lane->stream, &pending, err);
+				rc = device_copy(device, stream, &pending, err);
 				if (rc)
 					return rc;
 			}
@@ -418,9 +431,9 @@ static int start_copies(struct lane *lane, struct transit *transit, struct pen_e
 			allocation = copy->allocation;
 		}
 	}
-	rc = device_copy(device, &lane->stream, &pending, err);
+	rc = device_copy(device, stream, &pending, err);
 	if (!rc)
-		rc = device_mark(device, &lane->stream, &transit->fence, err);
+		rc = device_mark(device, stream, &transit->fence, err);
 	return rc;
 }
 
@@ -939,6 +952,7 @@ static bool set_up(struct lane *lane)
 {
 	const struct queue_ops *queue = lane->own_way.queue;
 	struct pen_error err;
+	int rc;
 
 	/* Thread and memory belong on the device's node; with several, wait to know which. */
 	while (device_node(lane->job->device) == NODE_PENDING && job_running(lane->job))
@@ -948,12 +962,16 @@ static bool set_up(struct lane *lane)
 	/* These hand memory to the GPU themselves. */
 	if ((queue->placed || queue->lends) && !wait_for_device(lane))
 		return false;
-	if (!open_queue(lane, &err))
-		return true;
-	if (!step_down(lane, &err))
-		return true;
-	fail(lane, &err);
-	return false;
+	rc = open_queue(lane, &err);
+	if (rc)
+		rc = step_down(lane, &err);
+	if (rc) {
+		fail(lane, &err);
+		return false;
+	}
+	while (lane->ring.piece_count < lane->own_way.pieces_first && !rc)
+		rc = add_piece(lane);
+	return true;
 }
 
 static void tear_down(struct lane *lane)
@@ -974,9 +992,17 @@ void *lane_run(void *argument)
 {
 	struct lane *lane = argument;
 
+	bool ready;
+
 	os_precise_sleep();
+	/* Who wakes up is given an idle core. A new thread may have to share one for milliseconds with
+	 * another lane that is at work already, so nobody works before all are there. */
+	while (!atomic_load(&lane->job->started))
+		os_sleep(WAIT_START_NS);
 	lane->own_way = *lane->way;
-	if (set_up(lane))
+	ready = set_up(lane);
+	lane->job->preparing--;
+	if (ready)
 		carry(lane);
 	tear_down(lane);
 	lane->cpu_ns = os_thread_cpu();

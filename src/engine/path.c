@@ -28,10 +28,8 @@
 /* The residency of about so many extents, and of so much of each plain one, decides which. */
 #define GAP_SAMPLES 64u
 #define GAP_SAMPLE ((uint64_t)1 << 20)
-/* Lanes of each kind; more does not pay (docs/performance.md). Those that copy for a GPU start in
- * full, and the tuner finds out whether the LEAST are as fast, which saves CPU time. */
+/* Lanes of each kind; more does not pay (docs/performance.md). */
 #define CACHED_LANES_GPU 12u
-#define CACHED_LANES_LEAST 8u
 #define CACHED_LANES_HOST 16u
 #define URING_LANES 4u
 #define THREAD_LANES 16u
@@ -342,12 +340,14 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 	/* Beside a cold part that takes longer anyway, no more lanes than the share deserves: they
 	 * would only be in its way. */
 	wished = share_of(wished, chooser->path->work[list].bytes, all);
-	way->tuned = !host;
-	way->least_lanes = share_of(CACHED_LANES_LEAST, chooser->path->work[list].bytes, all);
 	way->list = list;
 	way->size = CACHED_SIZE;
-	way->pieces_max = 3;
 	way->lanes = lanes_for(chooser, list, wished, 2 * UNIT);
+	/* One to be filled while another is copied from. */
+	way->pieces_max = 2;
+	if (!host)
+		way->pieces_first =
+			chooser->path->work[list].bytes > (uint64_t)way->lanes * way->size ? 2 : 1;
 }
 
 static void add_mapped(struct chooser *chooser, const char *why)
@@ -635,6 +635,8 @@ static void fit(struct path *path, const struct pen_options *options)
 			way->size = (uint32_t)piece;
 		if (!way->pieces_max)
 			way->pieces_max = most;
+		if (way->pieces_first * staging > most)
+			way->pieces_first = 1;
 	}
 	path->memory_limit = limit;
 	path->piece_size = piece;

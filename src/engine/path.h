@@ -33,8 +33,8 @@ struct way {
 	bool tuned;		/* size and depth by the list's tuner */
 	uint32_t size;		/* most bytes of one request */
 	uint32_t pieces_max;	/* of staging memory a lane may hold */
+	uint32_t pieces_first;	/* of them, taken before its first request */
 	unsigned int lanes;
-	unsigned int least_lanes;	/* the tuner may do with so few where that is as fast */
 };
 
 /* Indices of the plan's requests. */

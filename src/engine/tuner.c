@@ -17,9 +17,6 @@
 /* A move must pay this much; less is noise. One that pays much more needs to do it only once. */
 #define GAIN 1.07
 #define GAIN_CLEAR 1.25
-/* Of cores that copy: giving some up, and taking them back. */
-#define GAIN_SPARED 0.985
-#define GAIN_JOINED 1.03
 /* When no neighbour pays, sit still this many windows before looking again. */
 #define REST 64
 
@@ -63,8 +60,8 @@ static struct tuner_setting clamp(const struct tuner *tuner, struct tuner_settin
 		setting.depth = tuner->depth_max;
 	if ((uint64_t)setting.size * setting.depth > tuner->bytes_max)
 		setting.depth = (uint32_t)(tuner->bytes_max / setting.size);
-	if (setting.depth < tuner->depth_min)
-		setting.depth = tuner->depth_min;
+	if (!setting.depth)
+		setting.depth = 1;
 	return setting;
 }
 
@@ -88,7 +85,6 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 	memset(tuner, 0, sizeof(*tuner));
 	tuner->size_min = size_max < SIZE_MIN ? size_max : SIZE_MIN;
 	tuner->size_max = size_max;
-	tuner->depth_min = 1;
 	tuner->depth_max = depth_max;
 	tuner->bytes_max = bytes_max;
 	snprintf(tuner->store, sizeof(tuner->store), "%c %s", write ? 'w' : 'r', store);
@@ -97,7 +93,6 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 		if (!strcmp(memory[i].store, tuner->store)) {
 			start = memory[i].setting;
 			tuner->rest = REST / 2;
-			tuner->remembered = true;
 		}
 	pthread_mutex_unlock(&memory_lock);
 	if (wished.size) {
@@ -110,27 +105,6 @@ void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner
 	}
 	tuner->base = clamp(tuner, start);
 	apply(tuner, tuner->base);
-}
-
-void tuner_spare_lanes(struct tuner *tuner, uint32_t least)
-{
-	if (tuner->fixed_depth)
-		return;
-	tuner->lanes_only = tuner->fixed_size;
-	tuner->depth_min = least < tuner->depth_max ? least : tuner->depth_max;
-	if (!tuner->remembered)
-		tuner->base.depth = tuner->depth_max;
-	tuner->base = clamp(tuner, tuner->base);
-	apply(tuner, tuner->base);
-}
-
-/* How much faster the setting that is being tried must be. Cores that are spared may cost a
- * little; and to take them back must pay a little more, or it would go to and fro. */
-static double wanted_gain(const struct tuner *tuner)
-{
-	if (!tuner->lanes_only)
-		return GAIN;
-	return tuner->move % MOVES == SHALLOWER ? GAIN_SPARED : GAIN_JOINED;
 }
 
 static bool neighbour(const struct tuner *tuner, unsigned int move, struct tuner_setting *setting)
@@ -197,7 +171,7 @@ static void step(struct tuner *tuner, double rate)
 		return;
 	case TRY:
 		tuner->try_rate = rate;
-		if (rate > tuner->base_rate * wanted_gain(tuner)) {
+		if (rate > tuner->base_rate * GAIN) {
 			/* Promising: was it the setting, or the hour? Ask the base again. */
 			apply(tuner, tuner->base);
 			tuner->phase = AGAIN;
@@ -208,7 +182,7 @@ static void step(struct tuner *tuner, double rate)
 		before = tuner->base_rate;
 		tuner->base_rate = rate;
 		best = rate > before ? rate : before;
-		if (tuner->try_rate > best * wanted_gain(tuner) &&
+		if (tuner->try_rate > best * GAIN &&
 		    neighbour(tuner, tuner->move % MOVES, &tried)) {
 			if (!tuner->wins++ && tuner->try_rate < best * GAIN_CLEAR) {
 				apply(tuner, tried);
@@ -262,7 +236,7 @@ void tuner_fini(struct tuner *tuner)
 	unsigned int i;
 
 	/* A setting that was ordered, or never measured, says nothing about the store. */
-	if (tuner->fixed_depth || (tuner->fixed_size && !tuner->lanes_only) || !tuner->steps)
+	if (tuner->fixed_depth || tuner->fixed_size || !tuner->steps)
 		return;
 	pthread_mutex_lock(&memory_lock);
 	for (i = 0; i < STORES_MAX; i++)

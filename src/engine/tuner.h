@@ -3,9 +3,8 @@
 #define ENGINE_TUNER_H
 /*
  * Finds the knee of a store at run time: how large requests should be and how many should be in
- * flight. (For the page cache, where a request is a core that copies: how many cores.) Some disks
- * are 30 % slower with 256 MiB in flight than with 8 MiB; a striped array or a network store is the
- * other way round. So: measure, try a neighbour, come back and measure again (rates drift; a
+ * flight. Some disks are 30 % slower with 256 MiB in flight than with 8 MiB; a striped array or a
+ * network store is the other way round. So: measure, try a neighbour, come back and measure again (rates drift; a
  * neighbour must beat both the before and the after), keep what clearly pays.
  *
  *   BASE --window full--> TRY --window full--> AGAIN --window full--> TRY (once more) | BASE
@@ -30,11 +29,9 @@ struct tuner_setting {
 
 struct tuner {
 	_Atomic uint64_t setting;	/* a tuner_setting, packed */
-	uint32_t size_min, size_max, depth_min, depth_max;
+	uint32_t size_min, size_max, depth_max;
 	uint64_t bytes_max;
 	bool fixed_size, fixed_depth;
-	bool lanes_only;		/* only the depth is in question */
-	bool remembered;		/* the start is what an earlier job found */
 	char store[96];			/* what to remember it under; "" nothing */
 
 	/* The window being measured. */
@@ -56,10 +53,6 @@ struct tuner {
 /* `wished` has 0 where the tuner shall decide. */
 void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
 		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max);
-
-/* The depth is a number of cores: begin with all of them where nothing better is remembered, and
- * find out whether fewer, down to `least`, are as fast. */
-void tuner_spare_lanes(struct tuner *tuner, uint32_t least);
 
 struct tuner_setting tuner_get(const struct tuner *tuner);
 

@@ -191,7 +191,7 @@ static int find_file(struct state *state, struct pen_object *object, struct file
 
 static int open_stream(struct state *state, struct pen_error *err)
 {
-	int rc = device_stream_open(state->device, NULL, &state->stream, err);
+	int rc = device_stream_open(state->device, &state->stream, err);
 
 	if (rc) {
 		state->stream.handle = NULL;
@@ -259,23 +259,9 @@ static void bring_home(struct state *state, const struct call *last)
  */
 static void drain(struct state *state)
 {
-	struct device_stream after;
-
 	if (!state->flying.head)
 		return;
-	if (!device_stream_open(state->device, state->stream.handle, &after, NULL)) {
-		/* Closing waits for this stream and so for ours, which it comes after. */
-		device_stream_close(state->device, &after);
-	} else {
-		/* The library wants to hear of the end before it, but calls are in flight: that
-		 * nobody writes to the buffers any more is worth more than its bookkeeping. */
-		void *handle = state->stream.handle;
-
-		device_stream_close(state->device, &state->stream);
-		cufile_stream_close(handle);
-		state->stream_known = false;
-		open_stream(state, &state->broken);
-	}
+	device_stream_drain(state->device, &state->stream);
 	bring_home(state, state->flying.tail);
 }
 

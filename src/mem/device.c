@@ -217,10 +217,15 @@ int device_unpin(struct pen_device *device, void *host, struct pen_error *err)
 	return device->ops->unpin(device, host, err);
 }
 
-int device_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+int device_stream_open(struct pen_device *device, struct device_stream *stream,
 		       struct pen_error *err)
 {
-	return device->ops->stream_open(device, after, stream, err);
+	return device->ops->stream_open(device, stream, err);
+}
+
+void device_stream_drain(struct pen_device *device, struct device_stream *stream)
+{
+	device->ops->stream_drain(device, stream);
 }
 
 void device_stream_close(struct pen_device *device, struct device_stream *stream)

@@ -7,7 +7,7 @@
  *
  * Invariants
  *   1. Nothing here blocks except ready(), alloc(), free(), get(), put(), fence_behind(),
- *      stream_close(), settle().
+ *      stream_drain(), stream_close(), settle().
  *   2. copy() and mark() are in the order of their stream; a fence that has passed means that
  *      all copies before it are complete and the host memory they used is free again.
  *   3. There is one open pen_device per name in the process, counted; so "pinned by this device"
@@ -75,10 +75,11 @@ struct device_ops {
 	/* Any. */
 	int (*unpin)(struct pen_device *device, void *host, struct pen_error *err);
 
-	/* Lane. A stream orders copies. `after` is another stream whose queued work comes first,
-	 * or NULL. stream_close waits for all that was queued, errors or not. */
-	int (*stream_open)(struct pen_device *device, void *after, struct device_stream *stream,
+	/* Lane. A stream orders copies; lanes may share one. Both below wait for all that was queued,
+	 * errors or not. */
+	int (*stream_open)(struct pen_device *device, struct device_stream *stream,
 			   struct pen_error *err);
+	void (*stream_drain)(struct pen_device *device, struct device_stream *stream);
 	void (*stream_close)(struct pen_device *device, struct device_stream *stream);
 
 	/* Any. A fence not marked yet has passed. */
@@ -144,8 +145,9 @@ int device_enter(struct pen_device *device, struct pen_error *err);
 int device_pin(struct pen_device *device, void *host, size_t size, bool read_only,
 	       struct pen_error *err);
 int device_unpin(struct pen_device *device, void *host, struct pen_error *err);
-int device_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+int device_stream_open(struct pen_device *device, struct device_stream *stream,
 		       struct pen_error *err);
+void device_stream_drain(struct pen_device *device, struct device_stream *stream);
 void device_stream_close(struct pen_device *device, struct device_stream *stream);
 int device_fence_open(struct pen_device *device, struct device_fence *fence,
 		      struct pen_error *err);

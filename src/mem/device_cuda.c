@@ -433,6 +433,11 @@ static int gpu_settle(struct pen_device *device, struct pen_error *err)
 	return result ? fail(device, result, "wait for", err) : 0;
 }
 
+static void gpu_stream_drain(struct pen_device *device, struct device_stream *stream)
+{
+	state_of(device)->api->cuStreamSynchronize(stream->handle);
+}
+
 static void gpu_stream_close(struct pen_device *device, struct device_stream *stream)
 {
 	struct cuda_state *state = state_of(device);
@@ -446,33 +451,21 @@ static void gpu_stream_close(struct pen_device *device, struct device_stream *st
 }
 
 /* They must not wait for the legacy default stream, nor it for them: hence "non-blocking". */
-static int gpu_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+static int gpu_stream_open(struct pen_device *device, struct device_stream *stream,
 			   struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
-	struct device_fence behind = { NULL };
 	cuda_result result = 0;
-	int rc;
 
 	stream->lent = false;
 	stream->handle = idle_take(state, &state->streams);
 	if (!stream->handle)
 		result = CUDA(state->api, cuStreamCreate, &stream->handle,
 			      CUDA_STREAM_NON_BLOCKING);
-	if (result) {
-		stream->handle = NULL;
-		return fail(device, result, "create a stream on", err);
-	}
-	if (!after)
+	if (!result)
 		return 0;
-	rc = record(device, &behind, after, err);
-	if (!rc)
-		rc = gpu_wait(device, stream, &behind, err);
-	/* A wait is for what was recorded when it was queued; the event may go on to others. */
-	gpu_fence_close(device, &behind);
-	if (rc)
-		gpu_stream_close(device, stream);
-	return rc;
+	stream->handle = NULL;
+	return fail(device, result, "create a stream on", err);
 }
 
 static cuda_result copy_rows(const struct cuda_api *api, const struct device_copy *copy,
@@ -558,6 +551,7 @@ const struct device_ops device_cuda_ops = {
 	.pin = gpu_pin,
 	.unpin = gpu_unpin,
 	.stream_open = gpu_stream_open,
+	.stream_drain = gpu_stream_drain,
 	.stream_close = gpu_stream_close,
 	.fence_open = gpu_fence_open,
 	.fence_close = gpu_fence_close,

@@ -109,14 +109,19 @@ static int host_unpin(struct pen_device *device, void *host, struct pen_error *e
 	return 0;
 }
 
-static int host_stream_open(struct pen_device *device, void *after, struct device_stream *stream,
+static int host_stream_open(struct pen_device *device, struct device_stream *stream,
 			    struct pen_error *err)
 {
 	(void)device;
-	(void)after;
 	(void)err;
 	stream->handle = NULL;
 	return 0;
+}
+
+static void host_stream_drain(struct pen_device *device, struct device_stream *stream)
+{
+	(void)device;
+	(void)stream;
 }
 
 static void host_stream_close(struct pen_device *device, struct device_stream *stream)
@@ -211,6 +216,7 @@ const struct device_ops device_host_ops = {
 	.pin = host_pin,
 	.unpin = host_unpin,
 	.stream_open = host_stream_open,
+	.stream_drain = host_stream_drain,
 	.stream_close = host_stream_close,
 	.fence_open = host_fence_open,
 	.fence_close = host_fence_close,

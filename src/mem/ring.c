@@ -9,23 +9,47 @@
 #include "mem/ring.h"
 #include "sys/os.h"
 
-/* Idle pieces kept for the next job; more than the default promise of one job would be greed. */
+/* Idle memory kept for the next job; more than the default promise of one job would be greed. */
 #define POOL_KEEP ((size_t)128 << 20)
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct piece *pool;	/* guarded by pool_lock, as is pool_bytes */
-static size_t pool_bytes;
+enum { UNPINNED, PINNED, REFUSED };
 
-/* Pieces are not inherited: a child has only the words about them, and nothing to unpin. */
+/* Pieces that were made together: one mapping, one registration. */
+struct slab {
+	struct slab *next;		/* in the pool */
+	unsigned char *memory;
+	size_t piece_size;
+	int node;			/* wished NUMA node */
+	struct pen_device *owner;	/* whose copies it is for; NULL: any of the host */
+	unsigned int count, idle;	/* pieces, and how many nobody has */
+	pthread_mutex_t pin_lock;	/* held by who registers it */
+	atomic_int state;
+	struct piece pieces[];
+};
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+/* All slabs, and the bytes of their idle pieces; guarded by pool_lock, as is what changes in them,
+ * `state` apart. */
+static struct slab *pool;
+static size_t idle_bytes;
+
+static size_t slab_size(const struct slab *slab)
+{
+	return slab->count * slab->piece_size;
+}
+
+/* Slabs are not inherited: a child has only the words about them, and nothing to unpin. Where pieces
+ * are out the words stay, for whoever looks at a job of the parent's. */
 static void forget_pool(void)
 {
 	while (pool) {
-		struct piece *piece = pool;
+		struct slab *slab = pool;
 
-		pool = piece->next;
-		free(piece);
+		pool = slab->next;
+		if (slab->idle == slab->count)
+			free(slab);
 	}
-	pool_bytes = 0;
+	idle_bytes = 0;
 }
 
 __attribute__((constructor)) static void mind_forks(void)
@@ -63,123 +87,188 @@ static void budget_put(struct piece_budget *budget)
 	atomic_fetch_add(&budget->left, 1);
 }
 
-/* A pooled piece that fits: one this device has pinned already, else one nobody has. */
-static struct piece *pool_find(size_t size, int node, struct pen_device *device)
+/* Take an idle piece out of a slab that has one. */
+static struct piece *slab_take(struct slab *slab)
 {
-	struct piece **link, **found = NULL, *piece = NULL;
+	struct piece *piece = slab->pieces;
 
-	pthread_mutex_lock(&pool_lock);
-	for (link = &pool; *link; link = &(*link)->next) {
-		if ((*link)->size != size || (*link)->node != node)
+	while (!piece->idle)
+		piece++;
+	piece->idle = false;
+	slab->idle--;
+	idle_bytes -= piece->size;
+	return piece;
+}
+
+/* An idle piece that fits: of this owner's, else of a slab that nobody uses and owns. */
+static struct piece *pool_find(size_t size, int node, struct pen_device *owner)
+{
+	struct slab *slab, *found = NULL;
+
+	for (slab = pool; slab; slab = slab->next) {
+		if (!slab->idle || slab->piece_size != size || slab->node != node)
 			continue;
-		if ((*link)->pinned_by == device) {
-			found = link;
+		if (slab->owner == owner) {
+			found = slab;
 			break;
 		}
-		if (!(*link)->pinned_by && !found)
-			found = link;
+		if (!slab->owner && slab->idle == slab->count)
+			found = slab;
 	}
-	if (found) {
-		piece = *found;
-		*found = piece->next;
-		pool_bytes -= piece->size;
-	}
-	pthread_mutex_unlock(&pool_lock);
-	return piece;
+	if (!found)
+		return NULL;
+	found->owner = owner;
+	return slab_take(found);
 }
 
-static void piece_free(struct piece *piece)
+static struct slab *slab_new(size_t piece_size, unsigned int count, int node,
+			     struct pen_device *owner)
 {
-	if (piece->pinned_by)
-		device_unpin(piece->pinned_by, piece->memory, NULL);
-	os_unmap(piece->memory, piece->size);
-	free(piece);
-}
-
-static struct piece *piece_new(size_t size, int node)
-{
-	struct piece *piece = os_calloc(1, sizeof(*piece));
+	struct slab *slab = os_calloc(1, sizeof(*slab) + count * sizeof(slab->pieces[0]));
 	void *memory;
 
-	if (!piece)
+	if (!slab)
 		return NULL;
-	if (os_map_huge(size, node, &memory)) {
-		free(piece);
+	if (os_map_huge(count * piece_size, node, &memory)) {
+		free(slab);
 		return NULL;
 	}
-	os_not_inherited(memory, size);
-	piece->memory = memory;
-	piece->size = size;
-	piece->node = node;
-	/* Touched here, by the lane that will use it, so that lanes do it in parallel. */
-	for (size_t at = 0; at < size; at += os_page_size())
-		piece->memory[at] = 0;
-	return piece;
+	os_not_inherited(memory, count * piece_size);
+	slab->memory = memory;
+	slab->piece_size = piece_size;
+	slab->node = node;
+	slab->owner = owner;
+	slab->count = slab->idle = count;
+	pthread_mutex_init(&slab->pin_lock, NULL);
+	for (unsigned int i = 0; i < count; i++)
+		slab->pieces[i] = (struct piece){
+			.memory = slab->memory + i * piece_size,
+			.size = piece_size,
+			.slab = slab,
+			.idle = true,
+		};
+	return slab;
+}
+
+static void slab_free(struct slab *slab)
+{
+	if (slab->state == PINNED)
+		device_unpin(slab->owner, slab->memory, NULL);
+	os_unmap(slab->memory, slab_size(slab));
+	pthread_mutex_destroy(&slab->pin_lock);
+	free(slab);
+}
+
+/* Add a slab to the pool: of the pieces that this job's lanes will ask for in any case, or of one. */
+static bool pool_grow(const struct piece_budget *budget, int node, struct pen_device *owner)
+{
+	unsigned int count = budget->together > 1 ? (unsigned int)budget->together : 1;
+	struct slab *slab = slab_new(budget->piece_size, count, node, owner);
+
+	if (!slab && count > 1)
+		slab = slab_new(budget->piece_size, 1, node, owner);
+	if (!slab)
+		return false;
+	slab->next = pool;
+	pool = slab;
+	idle_bytes += slab_size(slab);
+	return true;
 }
 
 struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
 			 int *rc, struct pen_error *err)
 {
+	struct pen_device *owner = device->is_host ? NULL : device;
+	int node = device_node(device);
 	struct piece *piece;
 
 	*rc = 0;
 	if (!budget_take(budget, first))
 		return NULL;
-	piece = pool_find(budget->piece_size, device_node(device), device);
-	if (!piece)
-		piece = piece_new(budget->piece_size, device_node(device));
+	pthread_mutex_lock(&pool_lock);
+	piece = pool_find(budget->piece_size, node, owner);
+	if (!piece && pool_grow(budget, node, owner))
+		piece = pool_find(budget->piece_size, node, owner);
+	if (budget->together)
+		budget->together--;
+	pthread_mutex_unlock(&pool_lock);
 	if (!piece) {
 		budget_put(budget);
 		*rc = error_sys(err, -ENOMEM, "allocate staging memory for", device->name, -1);
 		error_hint(err, "Lower the memory limit");
+		return NULL;
 	}
+	/* Touched here, by the lane that will use it, so that lanes do it in parallel. */
+	for (size_t at = 0; at < piece->size && !piece->touched; at += os_page_size())
+		piece->memory[at] = 0;
+	piece->touched = true;
 	return piece;
 }
 
 int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err)
 {
-	int rc;
+	struct slab *slab = piece->slab;
+	int rc = 0;
 
-	if (piece->pinned_by == device || device->is_host)
+	if (device->is_host || atomic_load(&slab->state) != UNPINNED)
 		return 0;
-	assert(!piece->pinned_by);
-	rc = device_pin(device, piece->memory, piece->size, false, err);
-	if (!rc)
-		piece->pinned_by = device;
+	assert(slab->owner == device);
+	/* One registers for all; it may take milliseconds, in which others can read. */
+	if (pthread_mutex_trylock(&slab->pin_lock))
+		return -EAGAIN;
+	if (atomic_load(&slab->state) == UNPINNED) {
+		rc = device_pin(device, slab->memory, slab_size(slab), false, err);
+		atomic_store(&slab->state, rc ? REFUSED : PINNED);
+	}
+	pthread_mutex_unlock(&slab->pin_lock);
 	return rc;
+}
+
+static void unlink_slab(struct slab *slab)
+{
+	struct slab **link = &pool;
+
+	while (*link != slab)
+		link = &(*link)->next;
+	*link = slab->next;
+	idle_bytes -= slab_size(slab);
 }
 
 void piece_put(struct piece_budget *budget, struct piece *piece)
 {
+	struct slab *slab = piece->slab;
+	bool spare = false;
+
 	budget_put(budget);
 	pthread_mutex_lock(&pool_lock);
-	if (piece->size == PIECE_SIZE && pool_bytes + piece->size <= POOL_KEEP) {
-		piece->next = pool;
-		pool = piece;
-		pool_bytes += piece->size;
-		piece = NULL;
+	piece->idle = true;
+	slab->idle++;
+	idle_bytes += piece->size;
+	if (slab->idle == slab->count) {
+		/* The next job may ask again. */
+		if (slab->state == REFUSED)
+			slab->state = UNPINNED;
+		spare = slab->piece_size != PIECE_SIZE || idle_bytes > POOL_KEEP;
+		if (spare)
+			unlink_slab(slab);
 	}
 	pthread_mutex_unlock(&pool_lock);
-	if (piece)
-		piece_free(piece);
+	if (spare)
+		slab_free(slab);
 }
 
 void piece_trim(struct pen_device *device)
 {
-	struct piece **link;
+	struct slab *slab, *next;
 
-	/* All under the lock: a device that pinned a piece cannot be closed until it is free. */
+	/* All under the lock: a device that owns a slab cannot be closed until it is free. */
 	pthread_mutex_lock(&pool_lock);
-	for (link = &pool; *link;) {
-		struct piece *piece = *link;
-
-		if (device && piece->pinned_by != device) {
-			link = &piece->next;
+	for (slab = pool; slab; slab = next) {
+		next = slab->next;
+		if (slab->idle < slab->count || (device && slab->owner != device))
 			continue;
-		}
-		*link = piece->next;
-		pool_bytes -= piece->size;
-		piece_free(piece);
+		unlink_slab(slab);
+		slab_free(slab);
 	}
 	pthread_mutex_unlock(&pool_lock);
 }

@@ -2,10 +2,12 @@
 #ifndef MEM_RING_H
 #define MEM_RING_H
 /*
- * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, each
- * registered once with the device it serves and then reused by job after job. A lane's ring is a
- * few pieces; a slot is the lowest free stretch that fits, so light use stays in a few hot
- * megabytes, and it never crosses a piece, so it never straddles two registrations.
+ * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, registered
+ * once with the device they serve and then reused by job after job. What a job's lanes need from the
+ * start is made as one slab: mapping and registering it once costs a fifth of doing so piece by
+ * piece, and a registration holds up everybody's copies. A lane's ring is a few pieces; a slot is the
+ * lowest free stretch that fits, so light use stays in a few hot megabytes, and it never crosses
+ * a piece, so it never straddles two registrations.
  *
  *   FREE --ring_take--> FILLING or COPYING (the lane says who owns it) --ring_put--> FREE
  *
@@ -13,7 +15,8 @@
  *   1. A slot is FREE only when the kernel and the GPU have both let go of it.
  *   2. Slots that are not FREE do not overlap.
  *   3. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
- *   4. Pieces belong to one process: a forked child has none of them and starts a pool of its own.
+ *   4. All pieces of a slab serve one device; it is unmapped when none of them is out.
+ *   5. Pieces belong to one process: a forked child has none of them and starts a pool of its own.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,18 +26,20 @@
 
 #define PIECE_SIZE ((size_t)4 << 20)
 
+struct slab;
+
 struct piece {
 	unsigned char *memory;
 	size_t size;
-	int node;			/* wished NUMA node */
-	struct pen_device *pinned_by;	/* NULL: not registered yet */
-	struct piece *next;		/* in the pool */
+	struct slab *slab;		/* what it was made with */
+	bool idle, touched;
 };
 
 /* What a job may still take; shared by its lanes. */
 struct piece_budget {
 	atomic_int left;		/* pieces */
 	atomic_int kept;		/* of these, for lanes that have none yet */
+	int together;			/* that will be asked for in any case; under the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	size_t piece_size;
 };
@@ -46,10 +51,12 @@ void budget_count(struct piece_budget *budget, int64_t bytes);
  * spent, NULL with a negative errno where memory is. A lane's first piece was kept for it. */
 struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
 			 int *rc, struct pen_error *err);
-/* Register it with the device if it is not yet. Lane's thread, after device_enter(). */
+/* Register it, and what was made with it, with the device it was taken for. -EAGAIN: another lane is
+ * at it. Memory that the device refuses once can be copied from as it is, only slower. Lane's thread,
+ * after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err);
 void piece_put(struct piece_budget *budget, struct piece *piece);
-/* Free the idle pieces that `device` pinned; NULL: all. */
+/* Free what is idle and was made for `device`; NULL: for any. */
 void piece_trim(struct pen_device *device);
 
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_COPYING };

@@ -276,8 +276,111 @@ TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
 	piece_put(&budget, piece);
 	CHECK(fake_gpu_has("registrations", 1));
 	piece = piece_take(&budget, false, device, &rc, &err);
-	CHECK(piece->memory == memory && piece->pinned_by == device);
+	CHECK(piece->memory == memory);
 	piece_put(&budget, piece);
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(pieces_made_together_are_pinned_together)
+{
+	struct piece_budget budget = { .left = 5, .together = 4, .piece_size = PIECE_SIZE };
+	struct piece *piece[5];
+	int rc;
+
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+	for (int i = 0; i < 5; i++)
+		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
+	for (int i = 0; i < 4; i++) {
+		CHECK_EQ(piece_pin(piece[i], device, &err), 0);
+		CHECK(fake_gpu_has("registrations", 1));
+	}
+	CHECK_EQ(piece_pin(piece[4], device, &err), 0);
+	CHECK(fake_gpu_has("registrations", 2));
+	for (int i = 1; i < 5; i++)
+		piece_put(&budget, piece[i]);
+	/* What is out keeps what was made with it. */
+	piece_trim(device);
+	CHECK(fake_gpu_has("registrations", 1));
+	piece_put(&budget, piece[0]);
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(memory_that_was_refused_once_is_asked_for_again_by_the_next_job)
+{
+	struct piece_budget budget = { .left = 2, .together = 2, .piece_size = PIECE_SIZE };
+	struct piece *piece[2];
+	int rc;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:1=1", 1);
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
+	CHECK(piece_pin(piece[0], device, &err) < 0 && err.message[0]);
+	/* One lane has said it; the others copy from it as it is. */
+	CHECK_EQ(piece_pin(piece[1], device, &err), 0);
+	CHECK(fake_gpu_has("registrations", 0));
+	for (int i = 0; i < 2; i++)
+		piece_put(&budget, piece[i]);
+	piece[0] = piece_take(&budget, false, device, &rc, &err);
+	CHECK_EQ(piece_pin(piece[0], device, &err), 0);
+	CHECK(fake_gpu_has("registrations", 1));
+	piece_put(&budget, piece[0]);
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+static void *pin_slowly(void *piece)
+{
+	struct pen_error why;
+
+	CHECK_EQ(device_enter(device, &why), 0);
+	CHECK_EQ(piece_pin(piece, device, &why), 0);
+	return NULL;
+}
+
+static atomic_bool pinning;
+
+static int say_pinning(const char *name)
+{
+	if (!strcmp(name, "cuMemHostRegister_v2")) {
+		atomic_store(&pinning, true);
+		usleep(200000);
+	}
+	return 0;
+}
+
+TEST(one_lane_pins_for_all_and_nobody_waits_for_it)
+{
+	struct piece_budget budget = { .left = 2, .together = 2, .piece_size = PIECE_SIZE };
+	struct piece *piece[2];
+	pthread_t thread;
+	int rc;
+
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
+	sys_fault_hook = say_pinning;
+	CHECK(!pthread_create(&thread, NULL, pin_slowly, piece[0]));
+	while (!atomic_load(&pinning))
+		usleep(1000);
+	CHECK_EQ(piece_pin(piece[1], device, &err), -EAGAIN);
+	pthread_join(thread, NULL);
+	sys_fault_hook = NULL;
+	CHECK_EQ(piece_pin(piece[1], device, &err), 0);
+	CHECK(fake_gpu_has("registrations", 1));
+	for (int i = 0; i < 2; i++)
+		piece_put(&budget, piece[i]);
 	pen_device_close(device);
 	CHECK(!fake_gpu_out(NULL, 0));
 }

@@ -5,7 +5,9 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include "mem/ring.h"
+#include "sys/fault.h"
 #include "test.h"
 
 #define PIECES 6
@@ -320,6 +322,90 @@ TEST(pieces_of_another_size_are_not_confused)
 	memset(small->memory, 1, small->size);
 	piece_put(&budget, small);
 	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+/* What lanes will ask for in any case is one mapping, gone when none of it is out. */
+TEST(pieces_made_together_lie_together)
+{
+	struct piece *taken[6];
+	unsigned char *low = NULL;
+
+	open_host(6);
+	budget.together = 4;
+	for (int i = 0; i < 6; i++) {
+		taken[i] = take_piece();
+		memset(taken[i]->memory, i, PIECE_SIZE);
+		CHECK_EQ(budget.together, i < 4 ? 3 - i : 0);
+	}
+	for (int i = 0; i < 4; i++)
+		if (!low || taken[i]->memory < low)
+			low = taken[i]->memory;
+	for (int i = 0; i < 4; i++)
+		CHECK(taken[i]->slab == taken[0]->slab && taken[i]->memory < low + 4 * PIECE_SIZE);
+	CHECK(taken[4]->slab != taken[0]->slab && taken[5]->slab != taken[4]->slab);
+	for (int i = 0; i < 5; i++)
+		piece_put(&budget, taken[i == 3 ? 5 : i]);
+	piece_trim(NULL);
+	/* One of the four is still out. */
+	for (size_t at = 0; at < PIECE_SIZE; at++)
+		CHECK_EQ(taken[3]->memory[at], 3);
+	piece_put(&budget, taken[3]);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+static int mmaps_to_fail;
+
+static int fail_mmap(const char *name)
+{
+	return !strcmp(name, "mmap") && mmaps_to_fail && mmaps_to_fail-- ? ENOMEM : 0;
+}
+
+TEST(where_much_is_not_to_be_had_one_piece_is)
+{
+	struct pen_error err;
+	struct piece *piece;
+	int rc;
+
+	open_host(8);
+	budget.together = 8;
+	sys_fault_hook = fail_mmap;
+	mmaps_to_fail = 1;
+	piece = take_piece();
+	CHECK(piece && !mmaps_to_fail);
+	memset(piece->memory, 1, PIECE_SIZE);
+	mmaps_to_fail = 2;
+	CHECK(!piece_take(&budget, false, host, &rc, &err) && rc == -ENOMEM);
+	CHECK(!mmaps_to_fail && budget.left == 7);
+	sys_fault_hook = NULL;
+	piece_put(&budget, piece);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+TEST(the_pool_keeps_no_more_than_a_job_may_use)
+{
+	enum { COUNT = 40 };
+	struct piece *taken[COUNT];
+	unsigned char *where[COUNT], present;
+	int mapped = 0;
+
+	open_host(COUNT);
+	budget.together = 24;
+	for (int i = 0; i < COUNT; i++) {
+		taken[i] = take_piece();
+		where[i] = taken[i]->memory;
+	}
+	for (int i = 0; i < COUNT; i++)
+		piece_put(&budget, taken[i]);
+	for (int i = 0; i < COUNT; i++)
+		mapped += !mincore(where[i], 4096, &present);
+	CHECK_EQ(mapped, (128 << 20) / PIECE_SIZE);
+	piece_trim(NULL);
+	for (int i = 0; i < COUNT; i++)
+		CHECK(mincore(where[i], 4096, &present) < 0);
+	CHECK(budget.left == COUNT && !budget.bytes);
 	pen_device_close(host);
 }
 

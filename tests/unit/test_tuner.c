@@ -242,64 +242,6 @@ TEST(more_stores_than_it_can_remember_do_no_harm)
 	CHECK(in_flight(tuner_get(&tuner)) <= 16 * MIB);
 }
 
-/* Cores that copy `each` bytes a nanosecond onto a wire of 55; how many are at work at the end? */
-static uint32_t cores_at_work(double each, uint64_t total)
-{
-	uint64_t done = 0;
-	double now = 1;
-
-	while (done < total) {
-		double rate = each * tuner_get(&tuner).depth;
-
-		CHECK(tuner_get(&tuner).depth >= 8 && tuner_get(&tuner).depth <= 12);
-		now += 4.0 * MIB / (rate < 55 ? rate : 55);
-		done += 4 * MIB;
-		tuner_add(&tuner, 4 * MIB, (uint64_t)now);
-	}
-	return tuner_get(&tuner).depth;
-}
-
-static void begin_cores(void)
-{
-	tuner_init(&tuner, "cached disk", false, (struct tuner_setting){ 4 * MIB, 0 }, 4 * MIB, 12,
-		   128 * MIB);
-	tuner_spare_lanes(&tuner, 8);
-}
-
-TEST(all_cores_start_and_those_that_are_not_needed_go)
-{
-	tuner_forget();
-	begin_cores();
-	CHECK_EQ(tuner_get(&tuner).depth, 12);
-	/* Seven would do. */
-	CHECK_EQ(cores_at_work(8.0, 4ull << 30), 8);
-	tuner_fini(&tuner);
-	begin_cores();
-	CHECK_EQ(tuner_get(&tuner).depth, 8);
-}
-
-TEST(cores_that_are_needed_stay)
-{
-	tuner_forget();
-	begin_cores();
-	/* Eight give 51, which is too much to lose. */
-	CHECK_EQ(cores_at_work(6.4, 4ull << 30), 12);
-	tuner_fini(&tuner);
-	begin_cores();
-	CHECK_EQ(tuner_get(&tuner).depth, 12);
-}
-
-TEST(cores_that_are_missed_come_back)
-{
-	tuner_forget();
-	begin_cores();
-	CHECK_EQ(cores_at_work(8.0, 4ull << 30), 8);
-	tuner_fini(&tuner);
-	begin_cores();
-	/* The machine has become slower since. */
-	CHECK_EQ(cores_at_work(5.0, 64ull << 30), 12);
-}
-
 TEST(limits_are_kept_from_the_first_setting_on)
 {
 	static const struct {
