@@ -110,8 +110,8 @@ struct pen_job {
 	void *allocated;		/* memory that the job allocated itself; guarded by lock */
 	_Atomic intptr_t shift;		/* from the plan's addresses to real ones */
 	struct device_fence after;	/* behind what the caller's stream held at the start */
-	struct device_stream stream;	/* of all lanes; there while stream_users, guarded by lock */
-	unsigned int stream_users;
+	struct device_stream stream;	/* of all lanes; open while it has users */
+	unsigned int stream_users;	/* guarded by lock */
 	_Atomic uint64_t ready_ns;	/* when a lane's device could first take bytes */
 	uint64_t start_ns;
 	unsigned int generation;	/* os_generation() of the process that started it */
@@ -139,8 +139,8 @@ bool job_running(struct pen_job *job);
 /* The first error wins; the job starts to drain. */
 void job_fail(struct pen_job *job, const struct pen_error *err);
 
-/* A lane begins and ends to use the job's stream: copies go over one link, and a stream for each lane
- * would only cost the time to make it. Lane's thread, after device_enter(). */
+/* A lane begins, and ends, to use the job's stream: copies go over one link, and a stream for each
+ * lane would only cost the time to make it. Lane's thread, after device_enter(). */
 int job_stream_join(struct pen_job *job, struct pen_error *err);
 void job_stream_leave(struct pen_job *job);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A lane: one thread with one queue and one ring of staging memory. It takes requests from its list,
- * sends them through the queue, copies what landed on the job's stream of the device, and lets go.
+ * A lane: one thread with one queue and one ring of staging memory. It takes requests from its
+ * list, sends them through the queue, copies what landed on the job's stream, and lets go.
  * The loop below is the whole data path:
  *
  *   take -> ring_take -> queue_submit -> queue_reap -> land -> device_copy -> device_poll -> home
@@ -12,8 +12,8 @@
  * Invariants
  *   1. transits[i] belongs to ring.slots[i]; both are in use, or neither.
  *   2. A completion is failed, short or full, and all three are consumed in came_home().
- *   3. What is in flight is never abandoned: the thread ends only when all of its requests and copies
- *      are over.
+ *   3. What is in flight is never abandoned: the thread ends only when all of its requests and
+ *      copies are over.
  */
 #include <assert.h>
 #include <errno.h>
@@ -155,8 +155,9 @@ static int add_piece(struct lane *lane)
 	return 0;
 }
 
-/* Pin what is not pinned yet; pieces may have come since. False while another lane does it, or touches
- * what is pinned with it: the driver would bring in those pages one by one, in everybody's way. */
+/* Pin what is not pinned yet; pieces may have come since. False while another lane does it, or
+ * still touches what is pinned with it: the driver would bring in those pages one by one, in
+ * everybody's way. */
 static bool pin_pieces(struct lane *lane)
 {
 	struct pen_error err;
@@ -995,8 +996,8 @@ void *lane_run(void *argument)
 	bool ready;
 
 	os_precise_sleep();
-	/* Who wakes up is given an idle core. A new thread may have to share one for milliseconds with
-	 * another lane that is at work already, so nobody works before all are there. */
+	/* Who wakes up is given an idle core. A new thread may have to share one for milliseconds
+	 * with a lane that is at work already, so nobody works before all are there. */
 	while (!atomic_load(&lane->job->started))
 		os_sleep(WAIT_START_NS);
 	lane->own_way = *lane->way;

@@ -4,8 +4,8 @@
 /*
  * Finds the knee of a store at run time: how large requests should be and how many should be in
  * flight. Some disks are 30 % slower with 256 MiB in flight than with 8 MiB; a striped array or a
- * network store is the other way round. So: measure, try a neighbour, come back and measure again (rates drift; a
- * neighbour must beat both the before and the after), keep what clearly pays.
+ * network store is the other way round. So: measure, try a neighbour, come back and measure again
+ * (rates drift; a neighbour must beat both the before and the after), keep what clearly pays.
  *
  *   BASE --window full--> TRY --window full--> AGAIN --window full--> TRY (once more) | BASE
  *

@@ -75,8 +75,8 @@ struct device_ops {
 	/* Any. */
 	int (*unpin)(struct pen_device *device, void *host, struct pen_error *err);
 
-	/* Lane. A stream orders copies; lanes may share one. Both below wait for all that was queued,
-	 * errors or not. */
+	/* Lane. A stream orders copies; lanes may share one. Draining and closing wait for all that
+	 * was queued, errors or not. */
 	int (*stream_open)(struct pen_device *device, struct device_stream *stream,
 			   struct pen_error *err);
 	void (*stream_drain)(struct pen_device *device, struct device_stream *stream);

@@ -38,8 +38,8 @@ static size_t slab_size(const struct slab *slab)
 	return slab->count * slab->piece_size;
 }
 
-/* Slabs are not inherited: a child has only the words about them, and nothing to unpin. Where pieces
- * are out the words stay, for whoever looks at a job of the parent's. */
+/* Slabs are not inherited: a child has only the words about them, and nothing to unpin. Where
+ * pieces are out the words stay, for whoever looks at a job of the parent's. */
 static void forget_pool(void)
 {
 	while (pool) {
@@ -159,7 +159,7 @@ static void slab_free(struct slab *slab)
 	free(slab);
 }
 
-/* Add a slab to the pool: of the pieces that this job's lanes will ask for in any case, or of one. */
+/* Add a slab to the pool: of the pieces that the job's lanes will ask for in any case, or of one. */
 static bool pool_grow(const struct piece_budget *budget, int node, struct pen_device *owner)
 {
 	unsigned int count = budget->together > 1 ? (unsigned int)budget->together : 1;

@@ -3,11 +3,11 @@
 #define MEM_RING_H
 /*
  * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, registered
- * once with the device they serve and then reused by job after job. What a job's lanes need from the
- * start is made as one slab: mapping and registering it once costs a fifth of doing so piece by
- * piece, and a registration holds up everybody's copies. A lane's ring is a few pieces; a slot is the
- * lowest free stretch that fits, so light use stays in a few hot megabytes, and it never crosses
- * a piece, so it never straddles two registrations.
+ * once with the device they serve and then reused by job after job. What a job's lanes need from
+ * the start is made as one slab: mapping and registering it once costs a fifth of doing so piece by
+ * piece, and a registration holds up everybody's copies. A lane's ring is a few pieces; a slot is
+ * the lowest free stretch that fits, so light use stays in a few hot megabytes, and it never
+ * crosses a piece, so it never straddles two registrations.
  *
  *   FREE --ring_take--> FILLING or COPYING (the lane says who owns it) --ring_put--> FREE
  *
@@ -39,7 +39,7 @@ struct piece {
 struct piece_budget {
 	atomic_int left;		/* pieces */
 	atomic_int kept;		/* of these, for lanes that have none yet */
-	int together;			/* that will be asked for in any case; under the pool's lock */
+	int together;			/* asked for in any case; guarded by the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	size_t piece_size;
 };
@@ -51,9 +51,9 @@ void budget_count(struct piece_budget *budget, int64_t bytes);
  * spent, NULL with a negative errno where memory is. A lane's first piece was kept for it. */
 struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
 			 int *rc, struct pen_error *err);
-/* Register it, and what was made with it, with the device it was taken for. -EAGAIN: another lane is
- * at it. Memory that the device refuses once can be copied from as it is, only slower. Lane's thread,
- * after device_enter(). */
+/* Register it, and what was made with it, with the device it was taken for. -EAGAIN: another lane
+ * is at it. Memory that the device has refused can be copied from as it is, only slower. Lane's
+ * thread, after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err);
 void piece_put(struct piece_budget *budget, struct piece *piece);
 /* Free what is idle and was made for `device`; NULL: for any. */

@@ -663,6 +663,16 @@ def test_small_models_are_read_several_times_for_the_ceilings(simulate, size, ex
     assert made.reads_of(1) == 1
 
 
+def test_the_ways_to_read_a_disk_are_picked_over_all_sweeps(simulate):
+    made, _ = simulate(None, {"cold": 1.0})
+    made.ceilings["disk"] = [
+        {"threads": threads, "request": 1, "gb_per_s": rate, "whole": False} for threads, rate in
+        [(4, 9.0), (8, 5.0), (16, 1.0), (32, 2.0), (4, 1.0), (8, 5.5), (16, 7.0), (32, 2.0)]]
+    # What was read to the end does not vote.
+    made.ceilings["disk"].append({"threads": 32, "request": 1, "gb_per_s": 99.0, "whole": True})
+    assert made.finalists() == [[8, 1], [4, 1], [16, 1]][:made.finalists_count()]
+
+
 def test_a_ceiling_is_the_best_median():
     rows = [{"threads": threads, "request": 1, "gb_per_s": rate} for threads, rate in
             [(4, 9.0), (8, 3.0), (4, 2.0), (8, 3.2), (4, 2.1), (8, 3.1)]]
