@@ -159,7 +159,7 @@ static void slab_free(struct slab *slab)
 	free(slab);
 }
 
-/* Add a slab to the pool: of the pieces that the job's lanes will ask for in any case, or of one. */
+/* Add a slab to the pool: of the pieces that the job will ask for in any case, or of one. */
 static bool pool_grow(const struct piece_budget *budget, int node, struct pen_device *owner)
 {
 	unsigned int count = budget->together > 1 ? (unsigned int)budget->together : 1;
