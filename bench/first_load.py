@@ -33,7 +33,7 @@ def load(path: str, **how) -> tuple[dict, dict]:
     seconds = time.perf_counter() - start
     report = penstock.last_report()
     return tensors, {"outside": seconds, "engine": report.seconds, "setup": report.setup_seconds,
-                     "cpu": report.cpu_seconds, "lanes": report.depth,
+                     "cpu": report.cpu_seconds, "lanes": report.lanes,
                      "p50": report.latency_us_p50, "gb_per_s": report.bytes / seconds / 1e9}
 
 

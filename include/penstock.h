@@ -257,7 +257,7 @@ struct pen_report {
 	uint64_t requests;
 	uint64_t retries;
 	uint64_t request_size;		/* what the store was found to like, last used */
-	uint32_t depth;
+	uint32_t depth;			/* and in flight; 0: nothing was to be found */
 	double latency_us_p50, latency_us_p95, latency_us_p99, latency_us_max;
 	uint32_t path_count, refused_count;
 	struct pen_path paths[PEN_PATHS_MAX];
@@ -460,7 +460,8 @@ const char *pen_transfer_name(int type);
 /* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
 
-/* Give pooled staging memory back to the system. Idle pieces only; always safe. */
+/* Give pooled staging memory back to the system. What was made together with memory that a job
+ * uses stays; always safe. */
 void pen_trim(void);
 
 #pragma GCC visibility pop

@@ -75,10 +75,16 @@ int job_stream_join(struct pen_job *job, struct pen_error *err)
 
 void job_stream_leave(struct pen_job *job)
 {
+	struct device_stream unused;
+	bool last;
+
 	pthread_mutex_lock(&job->lock);
-	if (!--job->stream_users)
-		device_stream_close(job->device, &job->stream);
+	last = !--job->stream_users;
+	unused = job->stream;
 	pthread_mutex_unlock(&job->lock);
+	/* Not under the lock: it waits for what the stream waits for, which may be the caller's. */
+	if (last)
+		device_stream_close(job->device, &unused);
 }
 
 static void tag_landed(struct pen_job *job, uint64_t tag)
@@ -223,14 +229,13 @@ static void set_up_lanes(struct pen_job *job)
 	}
 }
 
-/* The knee finders, within what the lanes may hold. */
-static void set_up_tuners(struct pen_job *job)
+/* The knee finder, within what the lanes may hold. */
+static void set_up_tuner(struct pen_job *job)
 {
 	struct path *path = job->path;
 
 	for (unsigned int w = 0; w < path->way_count; w++) {
 		const struct way *way = &path->ways[w];
-		struct tuner *tuner = &job->tuners[way->list];
 		struct tuner_setting wished = { (uint32_t)job->options.request_size,
 						job->options.depth };
 		/* A synchronous queue carries one request a lane. */
@@ -238,8 +243,9 @@ static void set_up_tuners(struct pen_job *job)
 
 		if (!way->tuned)
 			continue;
-		tuner_init(tuner, path->plan->objects[0]->info.store, job->direction != PEN_READ,
-			   wished, way->size, way->lanes * each, path->memory_limit);
+		tuner_init(&job->tuner, path->plan->objects[0]->info.store,
+			   job->direction != PEN_READ, wished, way->size, way->lanes * each,
+			   path->memory_limit);
 	}
 }
 
@@ -281,7 +287,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 		const struct way *way = &path->ways[w];
 
 		if (!way->queue->lends && !way->queue->placed)
-			job->budget.kept += (int)way->lanes;
+			job->budget.kept += (int)way_pieces_kept(way);
 		job->budget.together += (int)(way->lanes * way->pieces_first);
 	}
 	job->refused_count = path->refused_count;
@@ -299,7 +305,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 		return -ENOMEM;
 	}
 	set_up_lanes(job);
-	set_up_tuners(job);
+	set_up_tuner(job);
 	*result = job;
 	return 0;
 }
@@ -308,7 +314,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 static void job_start(struct pen_job *job)
 {
 	job->state = PEN_RUNNING;
-	job->running = job->preparing = job->lane_count;
+	job->running = job->lane_count;
 	/* Host memory can always take bytes; a GPU's lanes tell when it can. */
 	if (job->device->is_host)
 		job->ready_ns = os_now();
@@ -320,7 +326,8 @@ static void job_start(struct pen_job *job)
 		lane->started = !rc;
 		if (!rc)
 			continue;
-		job->preparing--;
+		/* No lane has taken its pieces yet. */
+		job->budget.together -= (int)lane->way->pieces_first;
 		job_lane_ended(job);
 		if (lane->index)
 			continue;
@@ -447,8 +454,7 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 {
 	struct pen_report full = { .size = sizeof(full) };
 	size_t size = report->size < sizeof(full) ? report->size : sizeof(full);
-	struct tuner_setting setting = job->tuners[COLD].base.size ? job->tuners[COLD].base
-								   : job->tuners[HOT].base;
+	struct tuner_setting setting = job->tuner.base;
 	struct hist *latency = &job->lanes[0].latency;
 	uint64_t end = job->end_ns, ready = job->ready_ns ? job->ready_ns : end;
 	uint64_t cpu = 0;
@@ -471,9 +477,9 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	full.cpu_seconds = (double)cpu / 1e9;
 	full.pinned_bytes = job->budget.peak_bytes;
 	text_copy(full.device, sizeof(full.device), job->device->name);
-	/* A way that is not tuned has one size, and one request a lane. */
+	/* A way that is not tuned has one size. */
 	if (!setting.size && job->path->way_count)
-		setting = (struct tuner_setting){ job->path->ways[0].size, full.lanes };
+		setting.size = job->path->ways[0].size;
 	full.request_size = setting.size;
 	full.depth = setting.depth;
 	full.latency_us_p50 = (double)hist_quantile(latency, 0.50) / 1e3;
@@ -598,8 +604,7 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 		rc = error_set(err, -ECANCELED, "finish", "the transfer", -1, "it was cancelled");
 	} else {
 		job->state = PEN_DONE;
-		for (int list = 0; list < LISTS; list++)
-			tuner_fini(&job->tuners[list]);
+		tuner_fini(&job->tuner);
 	}
 	hand_over_memory(job, rc);
 	if (report)

@@ -102,7 +102,7 @@ struct pen_job {
 	char *inject;			/* our copy of the caller's text */
 	struct path *path;
 	struct piece_budget budget;
-	struct tuner tuners[LISTS];	/* of the lists whose way is tuned */
+	struct tuner tuner;		/* of the way that is tuned, if any */
 	_Atomic size_t next[LISTS];	/* cursor of each list */
 	_Atomic uint64_t bytes_left[LISTS];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;
@@ -118,7 +118,6 @@ struct pen_job {
 	atomic_int state;
 	atomic_bool cancelled, failed;
 	atomic_bool started;		/* all threads of lanes are there */
-	atomic_uint preparing;		/* lanes that may still touch new staging memory */
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */

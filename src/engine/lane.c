@@ -132,7 +132,7 @@ static int step_down(struct lane *lane, const struct pen_error *why)
 	return 0;
 }
 
-static int add_piece(struct lane *lane)
+static int add_piece(struct lane *lane, enum piece_need need)
 {
 	struct pen_error err;
 	struct piece *piece;
@@ -140,8 +140,7 @@ static int add_piece(struct lane *lane)
 
 	if (lane->ring.piece_count && lane->ring.piece_count >= lane->own_way.pieces_max)
 		return -EAGAIN;
-	piece = piece_take(&lane->job->budget, !lane->ring.piece_count, lane->job->device, &rc,
-			   &err);
+	piece = piece_take(&lane->job->budget, need, lane->job->device, &rc, &err);
 	if (!piece) {
 		/* Fewer pieces are slower, not wrong. No memory for the first is the end. */
 		if (!rc || lane->ring.piece_count)
@@ -155,19 +154,15 @@ static int add_piece(struct lane *lane)
 	return 0;
 }
 
-/* Pin what is not pinned yet; pieces may have come since. False while another lane does it, or
- * still touches what is pinned with it: the driver would bring in those pages one by one, in
- * everybody's way. */
+/* Pin what is not pinned yet; pieces may have come since. False: later, see piece_pin(). */
 static bool pin_pieces(struct lane *lane)
 {
 	struct pen_error err;
 
 	for (; lane->pinned_pieces < lane->ring.piece_count; lane->pinned_pieces++) {
 		struct piece *piece = lane->ring.pieces[lane->pinned_pieces];
-		int rc = -EAGAIN;
+		int rc = piece_pin(piece, &err);
 
-		if (!atomic_load(&lane->job->preparing))
-			rc = piece_pin(piece, lane->job->device, &err);
 		if (rc == -EAGAIN)
 			return false;
 		if (rc)
@@ -242,7 +237,7 @@ static uint64_t size_now(struct lane *lane)
 {
 	struct pen_job *job = lane->job;
 	const struct way *way = &lane->own_way;
-	uint64_t size = way->tuned ? tuner_get(&job->tuners[way->list]).size : way->size;
+	uint64_t size = way->tuned ? tuner_get(&job->tuner).size : way->size;
 	uint64_t left = atomic_load_explicit(&job->bytes_left[way->list], memory_order_relaxed);
 	uint64_t fair = left / (job->lane_count * 2);
 
@@ -262,7 +257,7 @@ static unsigned int depth_now(struct lane *lane)
 		return 1;
 	if (!way->tuned)
 		return lane->queue.inner->lends ? 2 : lane->queue.inner->placed ? 16 : RING_SLOTS;
-	depth = tuner_get(&lane->job->tuners[way->list]).depth;
+	depth = tuner_get(&lane->job->tuner).depth;
 	depth = depth / peers + (lane->index < depth % peers);
 	/* Who has something under way must be able to finish it. */
 	return depth || (!lane->ring.used && !lane->held_count) ? depth : 1;
@@ -662,7 +657,7 @@ static void came_home(struct lane *lane, struct transit *transit)
 	}
 	hist_add(&lane->latency, io->ended_ns - transit->born_ns);
 	if (lane->own_way.tuned)
-		tuner_add(&lane->job->tuners[lane->own_way.list], transit->length, io->ended_ns);
+		tuner_add(&lane->job->tuner, transit->length, io->ended_ns);
 	land(lane, transit);
 }
 
@@ -725,7 +720,8 @@ static struct slot *find_slot(struct lane *lane, size_t size)
 {
 	struct slot *slot = ring_take(&lane->ring, size, SLOT_FILLING);
 
-	if (!slot && size && ring_can_grow(&lane->ring) && !add_piece(lane))
+	if (!slot && size && ring_can_grow(&lane->ring) &&
+	    !add_piece(lane, lane->ring.piece_count ? PIECE_MORE : PIECE_FIRST))
 		slot = ring_take(&lane->ring, size, SLOT_FILLING);
 	return slot;
 }
@@ -970,8 +966,8 @@ static bool set_up(struct lane *lane)
 		fail(lane, &err);
 		return false;
 	}
-	while (lane->ring.piece_count < lane->own_way.pieces_first && !rc)
-		rc = add_piece(lane);
+	while (job_running(lane->job) && lane->ring.piece_count < lane->own_way.pieces_first && !rc)
+		rc = add_piece(lane, PIECE_TOGETHER);
 	return true;
 }
 
@@ -993,17 +989,13 @@ void *lane_run(void *argument)
 {
 	struct lane *lane = argument;
 
-	bool ready;
-
 	os_precise_sleep();
 	/* Who wakes up is given an idle core. A new thread may have to share one for milliseconds
 	 * with a lane that is at work already, so nobody works before all are there. */
 	while (!atomic_load(&lane->job->started))
 		os_sleep(WAIT_START_NS);
 	lane->own_way = *lane->way;
-	ready = set_up(lane);
-	lane->job->preparing--;
-	if (ready)
+	if (set_up(lane))
 		carry(lane);
 	tear_down(lane);
 	lane->cpu_ns = os_thread_cpu();

@@ -345,9 +345,7 @@ static void add_cached(struct chooser *chooser, enum path_list list, const char 
 	way->lanes = lanes_for(chooser, list, wished, 2 * UNIT);
 	/* One to be filled while another is copied from. */
 	way->pieces_max = 2;
-	if (!host)
-		way->pieces_first =
-			chooser->path->work[list].bytes > (uint64_t)way->lanes * way->size ? 2 : 1;
+	way->pieces_first = host ? 0 : 2;
 }
 
 static void add_mapped(struct chooser *chooser, const char *why)
@@ -592,6 +590,27 @@ static void share_lanes(struct path *path, unsigned int lanes)
 	}
 }
 
+/* How many pieces lanes take before their first request: as many as each of them will use, and all
+ * lanes at once may have. Otherwise they take them one by one, as they find work. */
+static void fit_first_pieces(struct path *path, unsigned int most)
+{
+	unsigned int kept = 0;
+
+	for (unsigned int i = 0; i < path->way_count; i++) {
+		struct way *way = &path->ways[i];
+		uint64_t share = path->work[way->list].bytes / (way->lanes ? way->lanes : 1);
+
+		/* Two requests may fit into one piece, and a short job has no second round. */
+		if (way->pieces_first && (path->one_at_a_time || share < 2 * way->size ||
+					  2 * way->size <= path->piece_size))
+			way->pieces_first = share < path->unit ? 0 : 1;
+		if (!way->queue->lends && !way->queue->placed)
+			kept += way_pieces_kept(way);
+	}
+	for (unsigned int i = 0; i < path->way_count && kept > most; i++)
+		path->ways[i].pieces_first = 0;
+}
+
 /*
  * Fit the ways into the memory promise. The mapped way pins page cache; its share comes off first.
  * The rest is cut into pieces such that each lane that stages has at least one.
@@ -635,11 +654,10 @@ static void fit(struct path *path, const struct pen_options *options)
 			way->size = (uint32_t)piece;
 		if (!way->pieces_max)
 			way->pieces_max = most;
-		if (way->pieces_first * staging > most)
-			way->pieces_first = 1;
 	}
 	path->memory_limit = limit;
 	path->piece_size = piece;
+	fit_first_pieces(path, most);
 }
 
 /* A block of the store must fit into a request. */

@@ -44,6 +44,12 @@ struct work {
 	uint64_t bytes;
 };
 
+/* Pieces that are kept for its lanes: none shall be without. */
+static inline unsigned int way_pieces_kept(const struct way *way)
+{
+	return way->lanes * (way->pieces_first ? way->pieces_first : 1);
+}
+
 struct path {
 	struct plan *plan;
 	struct work work[LISTS];

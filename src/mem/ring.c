@@ -12,7 +12,8 @@
 /* Idle memory kept for the next job; more than the default promise of one job would be greed. */
 #define POOL_KEEP ((size_t)128 << 20)
 
-enum { UNPINNED, PINNED, REFUSED };
+/* Whole: registered at once. Split: that was refused, and each piece is asked for by itself. */
+enum { UNPINNED, WHOLE, SPLIT };
 
 /* Pieces that were made together: one mapping, one registration. */
 struct slab {
@@ -20,26 +21,27 @@ struct slab {
 	unsigned char *memory;
 	size_t piece_size;
 	int node;			/* wished NUMA node */
-	struct pen_device *owner;	/* whose copies it is for; NULL: any of the host */
+	struct pen_device *owner;	/* whose copies it is for; NULL: the host's */
+	const struct piece_budget *maker;	/* who takes all of it first; NULL: has done so */
+	unsigned int taken;		/* pieces that the maker has had */
 	unsigned int count, idle;	/* pieces, and how many nobody has */
+	atomic_uint untouched;		/* pieces that have no pages yet */
 	pthread_mutex_t pin_lock;	/* held by who registers it */
 	atomic_int state;
 	struct piece pieces[];
 };
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-/* All slabs, and the bytes of their idle pieces; guarded by pool_lock, as is what changes in them,
- * `state` apart. */
+/* All slabs; guarded by pool_lock, as is what changes in them, except for what is atomic. */
 static struct slab *pool;
-static size_t idle_bytes;
 
 static size_t slab_size(const struct slab *slab)
 {
 	return slab->count * slab->piece_size;
 }
 
-/* Slabs are not inherited: a child has only the words about them, and nothing to unpin. Where
- * pieces are out the words stay, for whoever looks at a job of the parent's. */
+/* Slabs are not inherited: a child has only the words about them, and nothing to unpin. Those of
+ * slabs that are in use stay, for the parent's jobs that the child still knows of. */
 static void forget_pool(void)
 {
 	while (pool) {
@@ -49,7 +51,6 @@ static void forget_pool(void)
 		if (slab->idle == slab->count)
 			free(slab);
 	}
-	idle_bytes = 0;
 }
 
 __attribute__((constructor)) static void mind_forks(void)
@@ -67,15 +68,15 @@ void budget_count(struct piece_budget *budget, int64_t bytes)
 		;
 }
 
-static bool budget_take(struct piece_budget *budget, bool first)
+static bool budget_take(struct piece_budget *budget, bool kept)
 {
 	int left = atomic_load(&budget->left);
 
 	do {
-		if (left <= (first ? 0 : atomic_load(&budget->kept)))
+		if (left <= (kept ? 0 : atomic_load(&budget->kept)))
 			return false;
 	} while (!atomic_compare_exchange_weak(&budget->left, &left, left - 1));
-	if (first)
+	if (kept)
 		atomic_fetch_sub(&budget->kept, 1);
 	budget_count(budget, (int64_t)budget->piece_size);
 	return true;
@@ -87,6 +88,14 @@ static void budget_put(struct piece_budget *budget)
 	atomic_fetch_add(&budget->left, 1);
 }
 
+static struct piece *hand_out(struct piece *piece)
+{
+	assert(piece->idle);
+	piece->idle = false;
+	piece->slab->idle--;
+	return piece;
+}
+
 /* Take an idle piece out of a slab that has one. */
 static struct piece *slab_take(struct slab *slab)
 {
@@ -94,31 +103,24 @@ static struct piece *slab_take(struct slab *slab)
 
 	while (!piece->idle)
 		piece++;
-	piece->idle = false;
-	slab->idle--;
-	idle_bytes -= piece->size;
-	return piece;
+	return hand_out(piece);
 }
 
-/* An idle piece that fits: of this owner's, else of a slab that nobody uses and owns. */
+/* An idle piece that fits, if possible one that is registered. What another job has just made for
+ * itself is left to it. */
 static struct piece *pool_find(size_t size, int node, struct pen_device *owner)
 {
 	struct slab *slab, *found = NULL;
 
 	for (slab = pool; slab; slab = slab->next) {
-		if (!slab->idle || slab->piece_size != size || slab->node != node)
+		if (!slab->idle || slab->maker || slab->piece_size != size ||
+		    slab->node != node || slab->owner != owner)
 			continue;
-		if (slab->owner == owner) {
-			found = slab;
+		found = slab;
+		if (atomic_load(&slab->state) == WHOLE)
 			break;
-		}
-		if (!slab->owner && slab->idle == slab->count)
-			found = slab;
 	}
-	if (!found)
-		return NULL;
-	found->owner = owner;
-	return slab_take(found);
+	return found ? slab_take(found) : NULL;
 }
 
 static struct slab *slab_new(size_t piece_size, unsigned int count, int node,
@@ -138,7 +140,7 @@ static struct slab *slab_new(size_t piece_size, unsigned int count, int node,
 	slab->piece_size = piece_size;
 	slab->node = node;
 	slab->owner = owner;
-	slab->count = slab->idle = count;
+	slab->count = slab->idle = slab->untouched = count;
 	pthread_mutex_init(&slab->pin_lock, NULL);
 	for (unsigned int i = 0; i < count; i++)
 		slab->pieces[i] = (struct piece){
@@ -152,45 +154,79 @@ static struct slab *slab_new(size_t piece_size, unsigned int count, int node,
 
 static void slab_free(struct slab *slab)
 {
-	if (slab->state == PINNED)
+	if (slab->state == WHOLE)
 		device_unpin(slab->owner, slab->memory, NULL);
+	for (unsigned int i = 0; i < slab->count; i++)
+		if (slab->pieces[i].pinned)
+			device_unpin(slab->owner, slab->pieces[i].memory, NULL);
 	os_unmap(slab->memory, slab_size(slab));
 	pthread_mutex_destroy(&slab->pin_lock);
 	free(slab);
 }
 
-/* Add a slab to the pool: of the pieces that the job will ask for in any case, or of one. */
-static bool pool_grow(const struct piece_budget *budget, int node, struct pen_device *owner)
+/* A new slab in the pool; `count` is what the job will take of it. */
+static struct slab *pool_grow(const struct piece_budget *budget, unsigned int count, int node,
+			      struct pen_device *owner)
 {
-	unsigned int count = budget->together > 1 ? (unsigned int)budget->together : 1;
 	struct slab *slab = slab_new(budget->piece_size, count, node, owner);
 
-	if (!slab && count > 1)
-		slab = slab_new(budget->piece_size, 1, node, owner);
 	if (!slab)
-		return false;
+		return NULL;
 	slab->next = pool;
 	pool = slab;
-	idle_bytes += slab_size(slab);
-	return true;
+	return slab;
 }
 
-struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
-			 int *rc, struct pen_error *err)
+/* One of the pieces that the lanes take at the start. Each counts down `together`, and whoever
+ * finds nothing idle makes a slab of all that are still to come. So each piece of it is taken and
+ * touched, which registering it waits for; never twice by the maker before all were once. */
+static struct piece *take_together(struct piece_budget *budget, int node,
+				   struct pen_device *owner)
+{
+	unsigned int wanted = (unsigned int)budget->together--;
+	struct slab *slab = pool;
+	struct piece *piece;
+
+	while (slab && slab->maker != budget)
+		slab = slab->next;
+	if (!slab) {
+		piece = pool_find(budget->piece_size, node, owner);
+		if (piece)
+			return piece;
+		/* The pool could not keep more, and it would be made again for each job. */
+		if (wanted > POOL_KEEP / budget->piece_size)
+			wanted = (unsigned int)(POOL_KEEP / budget->piece_size);
+		slab = wanted > 1 ? pool_grow(budget, wanted, node, owner) : NULL;
+		if (!slab)
+			return NULL;
+		slab->maker = budget;
+	}
+	piece = hand_out(&slab->pieces[slab->taken++]);
+	if (slab->taken == slab->count)
+		slab->maker = NULL;
+	return piece;
+}
+
+struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
+			 struct pen_device *device, int *rc, struct pen_error *err)
 {
 	struct pen_device *owner = device->is_host ? NULL : device;
 	int node = device_node(device);
-	struct piece *piece;
+	struct piece *piece = NULL;
+	struct slab *slab;
 
 	*rc = 0;
-	if (!budget_take(budget, first))
+	if (!budget_take(budget, need != PIECE_MORE))
 		return NULL;
 	pthread_mutex_lock(&pool_lock);
-	piece = pool_find(budget->piece_size, node, owner);
-	if (!piece && pool_grow(budget, node, owner))
+	if (need == PIECE_TOGETHER && budget->together)
+		piece = take_together(budget, node, owner);
+	if (!piece)
 		piece = pool_find(budget->piece_size, node, owner);
-	if (budget->together)
-		budget->together--;
+	if (!piece) {
+		slab = pool_grow(budget, 1, node, owner);
+		piece = slab ? slab_take(slab) : NULL;
+	}
 	pthread_mutex_unlock(&pool_lock);
 	if (!piece) {
 		budget_put(budget);
@@ -198,29 +234,43 @@ struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_dev
 		error_hint(err, "Lower the memory limit");
 		return NULL;
 	}
-	/* Touched here, by the lane that will use it, so that lanes do it in parallel. */
-	for (size_t at = 0; at < piece->size && !piece->touched; at += os_page_size())
-		piece->memory[at] = 0;
-	piece->touched = true;
+	if (!piece->touched) {
+		/* By the lane that will use it, so that lanes do it in parallel. */
+		for (size_t at = 0; at < piece->size; at += os_page_size())
+			piece->memory[at] = 0;
+		piece->touched = true;
+		atomic_fetch_sub(&piece->slab->untouched, 1);
+	}
 	return piece;
 }
 
-int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err)
+static int pin_slab(struct slab *slab, struct pen_error *err)
+{
+	int rc = 0;
+
+	if (atomic_load(&slab->untouched) || pthread_mutex_trylock(&slab->pin_lock))
+		return -EAGAIN;
+	if (atomic_load(&slab->state) == UNPINNED) {
+		rc = device_pin(slab->owner, slab->memory, slab_size(slab), false, err);
+		atomic_store(&slab->state, rc ? SPLIT : WHOLE);
+	}
+	pthread_mutex_unlock(&slab->pin_lock);
+	return rc;
+}
+
+int piece_pin(struct piece *piece, struct pen_error *err)
 {
 	struct slab *slab = piece->slab;
 	int rc = 0;
 
-	if (device->is_host || atomic_load(&slab->state) != UNPINNED)
+	if (!slab->owner || atomic_load(&slab->state) == WHOLE)
 		return 0;
-	assert(slab->owner == device);
-	/* One registers for all; it may take milliseconds, in which others can read. */
-	if (pthread_mutex_trylock(&slab->pin_lock))
-		return -EAGAIN;
-	if (atomic_load(&slab->state) == UNPINNED) {
-		rc = device_pin(device, slab->memory, slab_size(slab), false, err);
-		atomic_store(&slab->state, rc ? REFUSED : PINNED);
-	}
-	pthread_mutex_unlock(&slab->pin_lock);
+	if (atomic_load(&slab->state) == UNPINNED)
+		rc = pin_slab(slab, err);
+	if (atomic_load(&slab->state) != SPLIT || slab->count == 1 || piece->pinned)
+		return rc;
+	rc = device_pin(slab->owner, piece->memory, piece->size, false, err);
+	piece->pinned = !rc;
 	return rc;
 }
 
@@ -231,30 +281,53 @@ static void unlink_slab(struct slab *slab)
 	while (*link != slab)
 		link = &(*link)->next;
 	*link = slab->next;
-	idle_bytes -= slab_size(slab);
+}
+
+/* Is an idle slab of no use to the next job? What the driver did not register must not come as
+ * a surprise to a job that may pin less. */
+static bool useless(const struct slab *slab)
+{
+	return slab->piece_size != PIECE_SIZE ||
+	       (slab->owner && atomic_load(&slab->state) != WHOLE);
+}
+
+/* A slab that nobody uses and that is not worth keeping, taken out of the pool; NULL: there is
+ * none. Where there are too many the smallest goes: it is the cheapest to make again. */
+static struct slab *pool_spare(void)
+{
+	struct slab *slab, *smallest = NULL;
+	size_t kept = 0;
+
+	for (slab = pool; slab; slab = slab->next) {
+		if (slab->idle < slab->count)
+			continue;
+		if (useless(slab))
+			break;
+		kept += slab_size(slab);
+		if (!smallest || slab_size(slab) < slab_size(smallest))
+			smallest = slab;
+	}
+	if (!slab && kept > POOL_KEEP)
+		slab = smallest;
+	if (slab)
+		unlink_slab(slab);
+	return slab;
 }
 
 void piece_put(struct piece_budget *budget, struct piece *piece)
 {
-	struct slab *slab = piece->slab;
-	bool spare = false;
+	struct slab *spare;
 
 	budget_put(budget);
 	pthread_mutex_lock(&pool_lock);
 	piece->idle = true;
-	slab->idle++;
-	idle_bytes += piece->size;
-	if (slab->idle == slab->count) {
-		/* The next job may ask again. */
-		if (slab->state == REFUSED)
-			slab->state = UNPINNED;
-		spare = slab->piece_size != PIECE_SIZE || idle_bytes > POOL_KEEP;
-		if (spare)
-			unlink_slab(slab);
+	piece->slab->idle++;
+	while ((spare = pool_spare()) != NULL) {
+		pthread_mutex_unlock(&pool_lock);
+		slab_free(spare);
+		pthread_mutex_lock(&pool_lock);
 	}
 	pthread_mutex_unlock(&pool_lock);
-	if (spare)
-		slab_free(slab);
 }
 
 void piece_trim(struct pen_device *device)

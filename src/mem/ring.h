@@ -33,13 +33,14 @@ struct piece {
 	size_t size;
 	struct slab *slab;		/* what it was made with */
 	bool idle, touched;
+	bool pinned;			/* by itself, where the slab was refused */
 };
 
 /* What a job may still take; shared by its lanes. */
 struct piece_budget {
 	atomic_int left;		/* pieces */
-	atomic_int kept;		/* of these, for lanes that have none yet */
-	int together;			/* asked for in any case; guarded by the pool's lock */
+	atomic_int kept;		/* of these, for lanes that have not taken theirs */
+	int together;			/* of these, to be made as one; under the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	size_t piece_size;
 };
@@ -47,14 +48,19 @@ struct piece_budget {
 /* Memory of another kind that counts against the promise: bytes more, or less. */
 void budget_count(struct piece_budget *budget, int64_t bytes);
 
+/* What a lane asks for: one of those it takes at the start with all others, its first one, both
+ * kept for it; or one more. */
+enum piece_need { PIECE_TOGETHER, PIECE_FIRST, PIECE_MORE };
+
 /* A piece within the budget, from the pool or new, touched; NULL with *rc 0 where the budget is
- * spent, NULL with a negative errno where memory is. A lane's first piece was kept for it. */
-struct piece *piece_take(struct piece_budget *budget, bool first, struct pen_device *device,
-			 int *rc, struct pen_error *err);
+ * spent, NULL with a negative errno where memory is. */
+struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
+			 struct pen_device *device, int *rc, struct pen_error *err);
 /* Register it, and what was made with it, with the device it was taken for. -EAGAIN: another lane
- * is at it. Memory that the device has refused can be copied from as it is, only slower. Lane's
- * thread, after device_enter(). */
-int piece_pin(struct piece *piece, struct pen_device *device, struct pen_error *err);
+ * is at it, or still touches what was made with it: the driver would bring in those pages one by
+ * one, in everybody's way. Memory that the device refuses can be copied from as it is, only slower.
+ * Lane's thread, after device_enter(). */
+int piece_pin(struct piece *piece, struct pen_error *err);
 void piece_put(struct piece_budget *budget, struct piece *piece);
 /* Free what is idle and was made for `device`; NULL: for any. */
 void piece_trim(struct pen_device *device);

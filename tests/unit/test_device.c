@@ -4,6 +4,7 @@
  * start. A slow start is no loss: the job reads ahead meanwhile.
  */
 #include <errno.h>
+#include <sys/mman.h>
 #include "base/pattern.h"
 #include "fake_gpu.h"
 #include "mem/device.h"
@@ -268,71 +269,96 @@ TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
 	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
 	CHECK_EQ(pen_device_ready(device, &err), 0);
 	CHECK_EQ(device_enter(device, &err), 0);
-	piece = piece_take(&budget, false, device, &rc, &err);
+	piece = piece_take(&budget, PIECE_MORE, device, &rc, &err);
 	CHECK(piece != NULL);
-	CHECK_EQ(piece_pin(piece, device, &err), 0);
-	CHECK_EQ(piece_pin(piece, device, &err), 0);
+	CHECK_EQ(piece_pin(piece, &err), 0);
+	CHECK_EQ(piece_pin(piece, &err), 0);
 	memory = piece->memory;
 	piece_put(&budget, piece);
 	CHECK(fake_gpu_has("registrations", 1));
-	piece = piece_take(&budget, false, device, &rc, &err);
+	piece = piece_take(&budget, PIECE_MORE, device, &rc, &err);
 	CHECK(piece->memory == memory);
 	piece_put(&budget, piece);
 	pen_device_close(device);
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
-TEST(pieces_made_together_are_pinned_together)
+static struct piece *taken[5];
+
+/* Four pieces that were made together, and one that was not. */
+static void take_pieces(struct piece_budget *budget)
 {
-	struct piece_budget budget = { .left = 5, .together = 4, .piece_size = PIECE_SIZE };
-	struct piece *piece[5];
 	int rc;
 
-	NEED_FAKE_GPU();
 	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
 	CHECK_EQ(pen_device_ready(device, &err), 0);
 	CHECK_EQ(device_enter(device, &err), 0);
-	for (int i = 0; i < 5; i++)
-		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
+	*budget = (struct piece_budget){ .left = 5, .kept = 4, .together = 4,
+					 .piece_size = PIECE_SIZE };
+	for (int i = 0; i < 5; i++) {
+		/* Not before all have been touched. */
+		CHECK(!i || i == 4 || piece_pin(taken[0], &err) == -EAGAIN);
+		taken[i] = piece_take(budget, i < 4 ? PIECE_TOGETHER : PIECE_MORE, device, &rc,
+				      &err);
+		CHECK(taken[i] != NULL);
+	}
+}
+
+TEST(pieces_made_together_are_pinned_together)
+{
+	struct piece_budget budget;
+
+	NEED_FAKE_GPU();
+	take_pieces(&budget);
+	CHECK(fake_gpu_has("registrations", 0));
 	for (int i = 0; i < 4; i++) {
-		CHECK_EQ(piece_pin(piece[i], device, &err), 0);
+		CHECK_EQ(piece_pin(taken[i], &err), 0);
 		CHECK(fake_gpu_has("registrations", 1));
 	}
-	CHECK_EQ(piece_pin(piece[4], device, &err), 0);
+	CHECK_EQ(piece_pin(taken[4], &err), 0);
 	CHECK(fake_gpu_has("registrations", 2));
 	for (int i = 1; i < 5; i++)
-		piece_put(&budget, piece[i]);
+		piece_put(&budget, taken[i]);
 	/* What is out keeps what was made with it. */
 	piece_trim(device);
 	CHECK(fake_gpu_has("registrations", 1));
-	piece_put(&budget, piece[0]);
+	piece_put(&budget, taken[0]);
 	pen_device_close(device);
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
-TEST(memory_that_was_refused_once_is_asked_for_again_by_the_next_job)
+TEST(where_all_at_once_is_refused_each_piece_is_asked_for)
 {
-	struct piece_budget budget = { .left = 2, .together = 2, .piece_size = PIECE_SIZE };
-	struct piece *piece[2];
-	int rc;
+	struct piece_budget budget;
 
 	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:1=1", 1);
-	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
-	CHECK_EQ(pen_device_ready(device, &err), 0);
-	CHECK_EQ(device_enter(device, &err), 0);
-	for (int i = 0; i < 2; i++)
-		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
-	CHECK(piece_pin(piece[0], device, &err) < 0 && err.message[0]);
-	/* One lane has said it; the others copy from it as it is. */
-	CHECK_EQ(piece_pin(piece[1], device, &err), 0);
-	CHECK(fake_gpu_has("registrations", 0));
-	for (int i = 0; i < 2; i++)
-		piece_put(&budget, piece[i]);
-	piece[0] = piece_take(&budget, false, device, &rc, &err);
-	CHECK_EQ(piece_pin(piece[0], device, &err), 0);
+	setenv("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:1=1,cuMemHostRegister_v2:3=1", 1);
+	take_pieces(&budget);
+	CHECK_EQ(piece_pin(taken[0], &err), 0);
 	CHECK(fake_gpu_has("registrations", 1));
-	piece_put(&budget, piece[0]);
+	CHECK(piece_pin(taken[1], &err) < 0 && err.message[0]);
+	CHECK_EQ(piece_pin(taken[2], &err), 0);
+	CHECK_EQ(piece_pin(taken[2], &err), 0);
+	CHECK(fake_gpu_has("registrations", 2));
+	for (int i = 0; i < 5; i++)
+		piece_put(&budget, taken[i]);
+	/* Nobody wants it as it is; the next job asks anew. */
+	CHECK(fake_gpu_has("registrations", 0));
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
+TEST(what_was_never_pinned_is_not_left_to_a_job_that_may_pin_less)
+{
+	struct piece_budget budget;
+	unsigned char *memory, present;
+
+	NEED_FAKE_GPU();
+	take_pieces(&budget);
+	memory = taken[0]->memory;
+	for (int i = 0; i < 5; i++)
+		piece_put(&budget, taken[i]);
+	CHECK(mincore(memory, 4096, &present) < 0);
 	pen_device_close(device);
 	CHECK(!fake_gpu_out(NULL, 0));
 }
@@ -342,7 +368,7 @@ static void *pin_slowly(void *piece)
 	struct pen_error why;
 
 	CHECK_EQ(device_enter(device, &why), 0);
-	CHECK_EQ(piece_pin(piece, device, &why), 0);
+	CHECK_EQ(piece_pin(piece, &why), 0);
 	return NULL;
 }
 
@@ -359,28 +385,22 @@ static int say_pinning(const char *name)
 
 TEST(one_lane_pins_for_all_and_nobody_waits_for_it)
 {
-	struct piece_budget budget = { .left = 2, .together = 2, .piece_size = PIECE_SIZE };
-	struct piece *piece[2];
+	struct piece_budget budget;
 	pthread_t thread;
-	int rc;
 
 	NEED_FAKE_GPU();
-	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
-	CHECK_EQ(pen_device_ready(device, &err), 0);
-	CHECK_EQ(device_enter(device, &err), 0);
-	for (int i = 0; i < 2; i++)
-		CHECK((piece[i] = piece_take(&budget, false, device, &rc, &err)) != NULL);
+	take_pieces(&budget);
 	sys_fault_hook = say_pinning;
-	CHECK(!pthread_create(&thread, NULL, pin_slowly, piece[0]));
+	CHECK(!pthread_create(&thread, NULL, pin_slowly, taken[0]));
 	while (!atomic_load(&pinning))
 		usleep(1000);
-	CHECK_EQ(piece_pin(piece[1], device, &err), -EAGAIN);
+	CHECK_EQ(piece_pin(taken[1], &err), -EAGAIN);
 	pthread_join(thread, NULL);
 	sys_fault_hook = NULL;
-	CHECK_EQ(piece_pin(piece[1], device, &err), 0);
+	CHECK_EQ(piece_pin(taken[1], &err), 0);
 	CHECK(fake_gpu_has("registrations", 1));
-	for (int i = 0; i < 2; i++)
-		piece_put(&budget, piece[i]);
+	for (int i = 0; i < 5; i++)
+		piece_put(&budget, taken[i]);
 	pen_device_close(device);
 	CHECK(!fake_gpu_out(NULL, 0));
 }

@@ -149,7 +149,7 @@ static void look_at_the_pool(void)
 
 	/* Not even mapped. */
 	CHECK(mincore(shared->memory, 4096, &present) < 0 && errno == ENOMEM);
-	piece = piece_take(&budget, false, host, &rc, &err);
+	piece = piece_take(&budget, PIECE_MORE, host, &rc, &err);
 	CHECK(piece && piece->memory[99] == 0);
 	memset(piece->memory, 3, PIECE_SIZE);
 	piece_put(&budget, piece);
@@ -163,15 +163,15 @@ TEST(staging_memory_is_not_inherited)
 	int rc;
 
 	CHECK_EQ(pen_device_open("host", &host, &err), 0);
-	shared = piece_take(&budget, false, host, &rc, &err);
-	pooled = piece_take(&budget, false, host, &rc, &err);
+	shared = piece_take(&budget, PIECE_MORE, host, &rc, &err);
+	pooled = piece_take(&budget, PIECE_MORE, host, &rc, &err);
 	CHECK(shared && pooled);
 	memset(shared->memory, 7, PIECE_SIZE);
 	memset(pooled->memory, 8, PIECE_SIZE);
 	piece_put(&budget, pooled);
 	CHECK(in_child(look_at_the_pool));
 	CHECK_EQ(shared->memory[99], 7);
-	pooled = piece_take(&budget, false, host, &rc, &err);
+	pooled = piece_take(&budget, PIECE_MORE, host, &rc, &err);
 	CHECK_EQ(pooled->memory[99], 8);
 	piece_put(&budget, pooled);
 	piece_put(&budget, shared);
@@ -589,8 +589,8 @@ TEST(a_lock_that_another_thread_holds_is_free_in_the_child)
 	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
 	CHECK_EQ(pen_device_ready(gpu, &err), 0);
 	CHECK_EQ(device_enter(gpu, &err), 0);
-	piece = piece_take(&budget, false, gpu, &rc, &err);
-	CHECK(piece && !piece_pin(piece, gpu, &err));
+	piece = piece_take(&budget, PIECE_MORE, gpu, &rc, &err);
+	CHECK(piece && !piece_pin(piece, &err));
 	piece_put(&budget, piece);
 	fork_with("cuMemHostUnregister", trim_pool, NULL);
 	fork_with("dlopen libcufile", open_cufile, NULL);

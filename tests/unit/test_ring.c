@@ -256,7 +256,7 @@ static struct piece *take_piece(void)
 {
 	struct pen_error err;
 	int rc = 1;
-	struct piece *piece = piece_take(&budget, false, host, &rc, &err);
+	struct piece *piece = piece_take(&budget, PIECE_MORE, host, &rc, &err);
 
 	CHECK_EQ(rc, 0);
 	return piece;
@@ -325,25 +325,34 @@ TEST(pieces_of_another_size_are_not_confused)
 	pen_device_close(host);
 }
 
-/* What lanes will ask for in any case is one mapping, gone when none of it is out. */
+static struct piece *take_together(void)
+{
+	struct pen_error err;
+	int rc = 1;
+	struct piece *piece = piece_take(&budget, PIECE_TOGETHER, host, &rc, &err);
+
+	CHECK_EQ(rc, 0);
+	return piece;
+}
+
+/* What lanes take at the start is one mapping, gone when none of it is out. */
 TEST(pieces_made_together_lie_together)
 {
 	struct piece *taken[6];
-	unsigned char *low = NULL;
 
 	open_host(6);
-	budget.together = 4;
-	for (int i = 0; i < 6; i++) {
-		taken[i] = take_piece();
+	budget.together = budget.kept = 4;
+	for (int i = 0; i < 4; i++) {
+		taken[i] = take_together();
 		memset(taken[i]->memory, i, PIECE_SIZE);
-		CHECK_EQ(budget.together, i < 4 ? 3 - i : 0);
+		CHECK_EQ(budget.together, 3 - i);
+		CHECK_EQ(budget.kept, 3 - i);
+		CHECK(taken[i]->memory == taken[0]->memory + (size_t)i * PIECE_SIZE);
 	}
-	for (int i = 0; i < 4; i++)
-		if (!low || taken[i]->memory < low)
-			low = taken[i]->memory;
-	for (int i = 0; i < 4; i++)
-		CHECK(taken[i]->slab == taken[0]->slab && taken[i]->memory < low + 4 * PIECE_SIZE);
-	CHECK(taken[4]->slab != taken[0]->slab && taken[5]->slab != taken[4]->slab);
+	for (int i = 4; i < 6; i++) {
+		taken[i] = take_piece();
+		CHECK(taken[i]->slab != taken[0]->slab);
+	}
 	for (int i = 0; i < 5; i++)
 		piece_put(&budget, taken[i == 3 ? 5 : i]);
 	piece_trim(NULL);
@@ -351,6 +360,52 @@ TEST(pieces_made_together_lie_together)
 	for (size_t at = 0; at < PIECE_SIZE; at++)
 		CHECK_EQ(taken[3]->memory[at], 3);
 	piece_put(&budget, taken[3]);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+/* A lane that found no work gives its pieces back before another has taken its own. */
+TEST(each_piece_of_a_slab_is_taken_once_before_any_is_twice)
+{
+	struct piece *taken[4], *other;
+
+	open_host(8);
+	budget.together = budget.kept = 4;
+	taken[0] = take_together();
+	taken[1] = take_together();
+	piece_put(&budget, taken[0]);
+	/* Nor is it for those who ask for one more, or for another job. */
+	other = take_piece();
+	CHECK(other->slab != taken[1]->slab);
+	taken[2] = take_together();
+	taken[3] = take_together();
+	CHECK(taken[2] != taken[0] && taken[3] != taken[0]);
+	CHECK(taken[2]->slab == taken[1]->slab && taken[3]->slab == taken[1]->slab);
+	CHECK(take_piece() == taken[0]);
+	for (int i = 0; i < 4; i++)
+		piece_put(&budget, taken[i]);
+	piece_put(&budget, other);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
+TEST(what_is_idle_is_taken_before_a_slab_is_made)
+{
+	struct piece *idle[2], *taken[5];
+
+	open_host(8);
+	idle[0] = take_piece();
+	idle[1] = take_piece();
+	piece_put(&budget, idle[0]);
+	piece_put(&budget, idle[1]);
+	budget.together = budget.kept = 5;
+	for (int i = 0; i < 5; i++)
+		taken[i] = take_together();
+	CHECK(taken[0] == idle[0] || taken[0] == idle[1]);
+	CHECK((taken[1] == idle[0] || taken[1] == idle[1]) && taken[1] != taken[0]);
+	CHECK(taken[2]->slab == taken[3]->slab && taken[3]->slab == taken[4]->slab);
+	for (int i = 0; i < 5; i++)
+		piece_put(&budget, taken[i]);
 	piece_trim(NULL);
 	pen_device_close(host);
 }
@@ -369,14 +424,14 @@ TEST(where_much_is_not_to_be_had_one_piece_is)
 	int rc;
 
 	open_host(8);
-	budget.together = 8;
+	budget.together = budget.kept = 8;
 	sys_fault_hook = fail_mmap;
 	mmaps_to_fail = 1;
-	piece = take_piece();
+	piece = take_together();
 	CHECK(piece && !mmaps_to_fail);
 	memset(piece->memory, 1, PIECE_SIZE);
 	mmaps_to_fail = 2;
-	CHECK(!piece_take(&budget, false, host, &rc, &err) && rc == -ENOMEM);
+	CHECK(!piece_take(&budget, PIECE_TOGETHER, host, &rc, &err) && rc == -ENOMEM);
 	CHECK(!mmaps_to_fail && budget.left == 7);
 	sys_fault_hook = NULL;
 	piece_put(&budget, piece);
@@ -384,28 +439,51 @@ TEST(where_much_is_not_to_be_had_one_piece_is)
 	pen_device_close(host);
 }
 
+/* Too much is idle: what is dear to make stays. And no slab is larger than what is kept. */
 TEST(the_pool_keeps_no_more_than_a_job_may_use)
 {
-	enum { COUNT = 40 };
+	enum { COUNT = 44, SLAB = 40, KEPT = (128 << 20) / PIECE_SIZE };
 	struct piece *taken[COUNT];
 	unsigned char *where[COUNT], present;
 	int mapped = 0;
 
 	open_host(COUNT);
-	budget.together = 24;
+	budget.together = budget.kept = SLAB;
 	for (int i = 0; i < COUNT; i++) {
-		taken[i] = take_piece();
+		taken[i] = i < SLAB ? take_together() : take_piece();
 		where[i] = taken[i]->memory;
 	}
+	CHECK(taken[KEPT - 1]->slab == taken[0]->slab && taken[KEPT]->slab != taken[0]->slab);
 	for (int i = 0; i < COUNT; i++)
-		piece_put(&budget, taken[i]);
+		piece_put(&budget, taken[(i + 20) % COUNT]);
 	for (int i = 0; i < COUNT; i++)
 		mapped += !mincore(where[i], 4096, &present);
-	CHECK_EQ(mapped, (128 << 20) / PIECE_SIZE);
+	CHECK_EQ(mapped, KEPT);
+	CHECK(!mincore(where[0], 4096, &present) && !mincore(where[KEPT - 1], 4096, &present));
 	piece_trim(NULL);
 	for (int i = 0; i < COUNT; i++)
 		CHECK(mincore(where[i], 4096, &present) < 0);
 	CHECK(budget.left == COUNT && !budget.bytes);
+	pen_device_close(host);
+}
+
+TEST(slabs_of_another_size_are_not_kept)
+{
+	struct piece *taken[3];
+	unsigned char *where, present;
+
+	open_host(3);
+	budget.piece_size = 64 << 10;
+	budget.together = budget.kept = 3;
+	for (int i = 0; i < 3; i++)
+		taken[i] = take_together();
+	where = taken[0]->memory;
+	piece_put(&budget, taken[0]);
+	piece_put(&budget, taken[2]);
+	CHECK(!mincore(where, 4096, &present));
+	memset(taken[1]->memory, 1, taken[1]->size);
+	piece_put(&budget, taken[1]);
+	CHECK(mincore(where, 4096, &present) < 0);
 	pen_device_close(host);
 }
 

@@ -247,35 +247,6 @@ TEST(jobs_reuse_streams_and_events)
 	close_gpu();
 }
 
-/* All lanes of a job share one stream, and what they stage in is registered at once. */
-TEST(what_lanes_need_from_the_start_is_made_once)
-{
-	enum { LANES = 6, LARGE = 64 << 20 };
-	struct pen_options options = PEN_OPTIONS_INIT;
-	struct pen_extent all = { .length = LARGE };
-	struct pen_report report = PEN_REPORT_INIT;
-	char name[] = "/tmp/test_streams_XXXXXX";
-	int file = mkstemp(name);
-
-	open_gpu();
-	CHECK(file >= 0 && !ftruncate(file, LARGE));
-	CHECK_EQ(pen_device_alloc(device, LARGE, &all.memory, &err), 0);
-	options.transfer = PEN_CPU_CACHED_GPU;
-	options.lanes = LANES;
-	for (int job = 0; job < 3; job++) {
-		CHECK_EQ(pen_object_open(name, PEN_READ, 0, &all.object, &err), 0);
-		CHECK_EQ(pen_transfer(PEN_READ, device, &all, 1, &options, &report, &err), 0);
-		pen_object_close(all.object);
-		CHECK_EQ(calls("cuMemHostRegister_v2"), 1);
-		CHECK_EQ(calls("cuStreamCreate"), 1);
-		CHECK(report.pinned_bytes == (uint64_t)LANES * 2 * (4 << 20));
-	}
-	CHECK_EQ(pen_device_free(device, all.memory, LARGE, &err), 0);
-	unlink(name);
-	close(file);
-	close_gpu();
-}
-
 TEST(a_stream_that_met_an_error_is_not_used_again)
 {
 	struct device_stream stream = { NULL };
