@@ -466,8 +466,8 @@ static int choose_cufile(struct chooser *chooser)
 	struct path *path = chooser->path;
 	char reason[PEN_REASON_MAX];
 	struct pen_error why;
-	bool compat = false;
-	int rc;
+	bool compat = false, waits;
+	int type = chooser->options->transfer, rc;
 
 	if (chooser->options->cache == PEN_CACHE_KEEP)
 		return cannot(chooser, "cuFile goes around the page cache, which is to be kept",
@@ -498,10 +498,13 @@ static int choose_cufile(struct chooser *chooser)
 			      "twice at the same time",
 			      PEN_CPU_ASYNC_GPU);
 	all_to(path, COLD);
-	snprintf(reason, sizeof(reason), "asked for as %s%s",
-		 pen_transfer_name(chooser->options->transfer),
-		 compat ? "; cuFile runs in compatibility mode: it stages in host memory" : "");
-	add_cufile(chooser, chooser->options->transfer, compat ? "cufile-compat" : "gds", reason);
+	waits = compat && chooser->direction == PEN_READ && (type == PEN_GPU_DIRECT_ASYNC ||
+							     type == PEN_GPU_BATCH_STREAM);
+	snprintf(reason, sizeof(reason), "asked for as %s%s%s", pen_transfer_name(type),
+		 compat ? "; cuFile runs in compatibility mode: it stages in host memory" : "",
+		 waits ? ", and nothing tells when its reads on a stream are over, so each is "
+			 "waited for" : "");
+	add_cufile(chooser, type, compat ? "cufile-compat" : "gds", reason);
 	return 0;
 }
 

@@ -16,8 +16,8 @@
  *   1. A call is in exactly one of the lists free, gathered, flying, home.
  *   2. The library keeps pointers into a flying call; it does not move and is not reused.
  *   3. The stream's flying calls are in its order, and the last of them is sealed: a fence was
- *      marked behind it. A passed fence means that all calls up to it have been executed; that
- *      the bytes of their reads are in place it does not always mean: see settle().
+ *      marked behind it. A passed fence means that all calls up to it are over; reads of which
+ *      that is not true are not put on it, see loose().
  *   4. One batch flies at a time, since a batch handle takes one submission at a time.
  *   5. A file in use by a call that is gathered or flying stays registered.
  *   6. Nothing is allocated after init().
@@ -43,7 +43,7 @@ struct file {
 	void *handle;
 	unsigned int busy;		/* calls gathered or flying */
 	uint64_t last_used;		/* by state.clock */
-	bool loose;			/* a stream read's count may precede its bytes */
+	bool loose;			/* the end of a stream read may precede its bytes */
 };
 
 struct call {
@@ -206,50 +206,14 @@ static int open_stream(struct state *state, struct pen_error *err)
 	return rc;
 }
 
-static bool loose(const struct call *call)
-{
-	return !call->io.write && call->file->loose;
-}
-
-/*
- * The flying calls up to `last` have been executed; see to it that their bytes are in place too.
- *
- * In compatibility mode the library reads into a buffer of its own and copies from there. On an
- * H200 with libcufile 1.15 an event recorded behind such a call had passed and the call had left
- * its full count, and device memory still held what had been there before: so that copy is not in
- * the order of the stream that the call was put on. No handle leads to it, hence this waits for
- * all that the device was given until now, other lanes' and other people's work included. Only
- * reads in this mode pay for it: a file that goes around the host has no such copy, and what a
- * write has copied is in the file by the time it tells its count.
- */
-static int settle(struct state *state, const struct call *last, struct pen_error *err)
-{
-	const struct call *call = state->flying.head;
-
-	while (!loose(call)) {
-		if (call == last)
-			return 0;
-		call = call->next;
-	}
-	return device_settle(state->device, err);
-}
-
 /* Bring the flying calls up to `last` home by what the library left in them. */
 static void bring_home(struct state *state, const struct call *last)
 {
-	struct pen_error why;
-	bool unsettled = settle(state, last, &why) < 0;
 	struct call *call;
 
 	do {
-		int rc;
-
 		call = list_take(&state->flying);
-		rc = cufile_outcome(&call->io, &call->request->error);
-		if (!rc && unsettled && loose(call))
-			fail_home(state, call, &why);
-		else
-			come_home(state, call, rc);
+		come_home(state, call, cufile_outcome(&call->io, &call->request->error));
 	} while (call != last);
 }
 
@@ -265,10 +229,27 @@ static void drain(struct state *state)
 	bring_home(state, state->flying.tail);
 }
 
+/*
+ * In compatibility mode the library reads into a buffer of its own and copies from there. On an
+ * H200 with libcufile 1.15 an event recorded behind a read on a stream had passed and the read had
+ * left its full count, and device memory still held what had been there before; waiting for the
+ * whole device helped often, not always. So nothing says when such a read is over, and it is made
+ * by a call that waits. A file that goes around the host has no such copy, and what a write has
+ * copied is in the file by the time it tells its count.
+ */
+static bool loose(const struct call *call)
+{
+	return !call->io.write && call->file->loose;
+}
+
 static void issue(struct state *state, struct call *call)
 {
 	int rc;
 
+	if (loose(call)) {
+		come_home(state, call, cufile_move(&call->io, &call->request->error));
+		return;
+	}
 	if (!state->stream.handle) {
 		fail_home(state, call, &state->broken);
 		return;
@@ -309,7 +290,6 @@ static void collect_stream(struct state *state)
 		if (call->sealed)
 			last = call;
 	}
-	/* All in one go, since settling is dear. */
 	if (last)
 		bring_home(state, last);
 }

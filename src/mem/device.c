@@ -277,11 +277,3 @@ int device_poll(struct pen_device *device, struct device_fence *fence, struct pe
 	assert(rc <= 0);
 	return rc;
 }
-
-int device_settle(struct pen_device *device, struct pen_error *err)
-{
-	int rc = device->ops->settle(device, err);
-
-	assert(rc <= 0);
-	return rc;
-}

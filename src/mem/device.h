@@ -7,7 +7,7 @@
  *
  * Invariants
  *   1. Nothing here blocks except ready(), alloc(), free(), get(), put(), fence_behind(),
- *      stream_drain(), stream_close(), settle().
+ *      stream_drain(), stream_close().
  *   2. copy() and mark() are in the order of their stream; a fence that has passed means that
  *      all copies before it are complete and the host memory they used is free again.
  *   3. There is one open pen_device per name in the process, counted; so "pinned by this device"
@@ -105,9 +105,6 @@ struct device_ops {
 	/* 0 passed, -EAGAIN not yet, else the copies before it failed. */
 	int (*poll)(struct pen_device *device, struct device_fence *fence, struct pen_error *err);
 
-	/* Lane. Wait until all that the device was given so far is over, whoever gave it: for work
-	 * that a library queued where no fence of ours can stand behind it. */
-	int (*settle)(struct pen_device *device, struct pen_error *err);
 
 	/* Any; the last user has gone. */
 	void (*close)(struct pen_device *device);
@@ -161,6 +158,5 @@ int device_copy(struct pen_device *device, struct device_stream *stream,
 int device_mark(struct pen_device *device, struct device_stream *stream,
 		struct device_fence *fence, struct pen_error *err);
 int device_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err);
-int device_settle(struct pen_device *device, struct pen_error *err);
 
 #endif

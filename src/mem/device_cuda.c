@@ -426,13 +426,6 @@ static int gpu_poll(struct pen_device *device, struct device_fence *fence, struc
 	return fail(device, result, "finish a copy on", err);
 }
 
-static int gpu_settle(struct pen_device *device, struct pen_error *err)
-{
-	cuda_result result = CUDA(state_of(device)->api, cuCtxSynchronize);
-
-	return result ? fail(device, result, "wait for", err) : 0;
-}
-
 static void gpu_stream_drain(struct pen_device *device, struct device_stream *stream)
 {
 	state_of(device)->api->cuStreamSynchronize(stream->handle);
@@ -560,6 +553,5 @@ const struct device_ops device_cuda_ops = {
 	.copy = gpu_copy,
 	.mark = gpu_mark,
 	.poll = gpu_poll,
-	.settle = gpu_settle,
 	.close = gpu_close,
 };

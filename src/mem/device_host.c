@@ -225,6 +225,5 @@ const struct device_ops device_host_ops = {
 	.copy = host_copy,
 	.mark = host_mark,
 	.poll = host_poll,
-	.settle = host_nothing,
 	.close = host_close,
 };

@@ -140,7 +140,8 @@ static struct slab *slab_new(size_t piece_size, unsigned int count, int node,
 	slab->piece_size = piece_size;
 	slab->node = node;
 	slab->owner = owner;
-	slab->count = slab->idle = slab->untouched = count;
+	slab->count = slab->idle = count;
+	atomic_init(&slab->untouched, count);
 	pthread_mutex_init(&slab->pin_lock, NULL);
 	for (unsigned int i = 0; i < count; i++)
 		slab->pieces[i] = (struct piece){

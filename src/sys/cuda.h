@@ -68,7 +68,6 @@ struct cuda_api {
 	cuda_result (*cuCtxSetCurrent)(void *);
 	cuda_result (*cuCtxPushCurrent_v2)(void *);
 	cuda_result (*cuCtxPopCurrent_v2)(void **);
-	cuda_result (*cuCtxSynchronize)(void);
 	cuda_result (*cuMemAlloc_v2)(cuda_pointer *, size_t);
 	cuda_result (*cuMemFree_v2)(cuda_pointer);
 	cuda_result (*cuMemGetInfo_v2)(size_t *, size_t *);

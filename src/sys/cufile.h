@@ -97,6 +97,9 @@ const struct cufile_facts *cufile_facts(void);
  * back to its compatibility mode, which it does silently. */
 bool cufile_real(int fd, char *reason, size_t size);
 
+/* For tests, which have no drive that does: as if all files did. */
+extern bool cufile_assume_real;
+
 /* The file must stay open until it is put. */
 int cufile_file_take(int fd, const char *name, void **file, struct pen_error *err);
 void cufile_file_put(void *file);

@@ -325,6 +325,12 @@ TEST(pieces_of_another_size_are_not_confused)
 	pen_device_close(host);
 }
 
+static void keep_together(int count)
+{
+	budget.together = count;
+	budget.kept = count;
+}
+
 static struct piece *take_together(void)
 {
 	struct pen_error err;
@@ -341,7 +347,7 @@ TEST(pieces_made_together_lie_together)
 	struct piece *taken[6];
 
 	open_host(6);
-	budget.together = budget.kept = 4;
+	keep_together(4);
 	for (int i = 0; i < 4; i++) {
 		taken[i] = take_together();
 		memset(taken[i]->memory, i, PIECE_SIZE);
@@ -370,7 +376,7 @@ TEST(each_piece_of_a_slab_is_taken_once_before_any_is_twice)
 	struct piece *taken[4], *other;
 
 	open_host(8);
-	budget.together = budget.kept = 4;
+	keep_together(4);
 	taken[0] = take_together();
 	taken[1] = take_together();
 	piece_put(&budget, taken[0]);
@@ -398,7 +404,7 @@ TEST(what_is_idle_is_taken_before_a_slab_is_made)
 	idle[1] = take_piece();
 	piece_put(&budget, idle[0]);
 	piece_put(&budget, idle[1]);
-	budget.together = budget.kept = 5;
+	keep_together(5);
 	for (int i = 0; i < 5; i++)
 		taken[i] = take_together();
 	CHECK(taken[0] == idle[0] || taken[0] == idle[1]);
@@ -424,7 +430,7 @@ TEST(where_much_is_not_to_be_had_one_piece_is)
 	int rc;
 
 	open_host(8);
-	budget.together = budget.kept = 8;
+	keep_together(8);
 	sys_fault_hook = fail_mmap;
 	mmaps_to_fail = 1;
 	piece = take_together();
@@ -448,7 +454,7 @@ TEST(the_pool_keeps_no_more_than_a_job_may_use)
 	int mapped = 0;
 
 	open_host(COUNT);
-	budget.together = budget.kept = SLAB;
+	keep_together(SLAB);
 	for (int i = 0; i < COUNT; i++) {
 		taken[i] = i < SLAB ? take_together() : take_piece();
 		where[i] = taken[i]->memory;
@@ -474,7 +480,7 @@ TEST(slabs_of_another_size_are_not_kept)
 
 	open_host(3);
 	budget.piece_size = 64 << 10;
-	budget.together = budget.kept = 3;
+	keep_together(3);
 	for (int i = 0; i < 3; i++)
 		taken[i] = take_together();
 	where = taken[0]->memory;
