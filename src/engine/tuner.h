@@ -9,7 +9,8 @@
  *
  *   BASE --window full--> TRY --window full--> AGAIN --window full--> TRY (once more) | BASE
  *
- * A neighbour that wins narrowly must win twice: on a busy machine luck is common.
+ * A neighbour that wins narrowly must win twice: on a busy machine luck is common. A store that is
+ * fast from the start is looked at later.
  *
  * What was found is remembered per store and direction for the life of the process; the next job
  * starts there and looks around later.

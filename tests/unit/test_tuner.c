@@ -22,6 +22,7 @@ static const struct store far = { .rate = 8.0, .latency_ns = 10000000 };
 
 static struct tuner tuner;
 static uint64_t seed = 1;
+static double whole_rate;	/* of the last play(), from its start to its end */
 
 static double random_share(void)
 {
@@ -81,6 +82,7 @@ static double play(const struct store *store, uint64_t total)
 			middle = done;
 		}
 	}
+	whole_rate = (double)done / (double)now;
 	return (double)(done - middle) / (double)(now - middle_ns);
 }
 
@@ -93,6 +95,20 @@ TEST(a_disk_with_a_knee_settles_at_it)
 	printf("%u x %u\n", tuner.base.size, tuner.base.depth);
 	CHECK(in_flight(tuner.base) <= 16 * MIB);
 	CHECK(rate >= 0.9 * disk.rate);
+}
+
+/* A model of 1.2 GB is read once; what is learnt about the disk meanwhile is of no use to it. */
+TEST(a_short_job_does_not_pay_for_looking_around)
+{
+	double at_the_knee;
+
+	begin("disk", false, (struct tuner_setting){ MIB, 8 });
+	play(&disk, 1150 * MIB);
+	at_the_knee = whole_rate;
+	begin("disk", false, (struct tuner_setting){ 0, 0 });
+	play(&disk, 1150 * MIB);
+	printf("%.2f %% lost, %u windows\n", 100 * (1 - whole_rate / at_the_knee), tuner.steps);
+	CHECK(tuner.steps >= 8 && whole_rate >= 0.995 * at_the_knee);
 }
 
 TEST(a_far_store_climbs_to_many_requests_in_flight)
