@@ -286,8 +286,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	for (unsigned int w = 0; w < path->way_count; w++) {
 		const struct way *way = &path->ways[w];
 
-		if (!way->queue->lends && !way->queue->placed)
-			job->budget.kept += (int)way_pieces_kept(way);
+		job->budget.kept += (int)path_pieces_kept(path, way);
 		job->budget.together += (int)(way->lanes * way->pieces_first);
 	}
 	job->refused_count = path->refused_count;

@@ -74,13 +74,11 @@ static int open_queue(struct lane *lane, struct pen_error *err)
 	return 0;
 }
 
-/* This lane needs staging memory from now on; `pieces` come with it. */
-static void start_staging(struct lane *lane, int pieces)
+/* This lane needs staging memory from now on. */
+static void start_staging(struct lane *lane)
 {
 	struct way *way = &lane->own_way;
 
-	atomic_fetch_add(&lane->job->budget.kept, 1);
-	atomic_fetch_add(&lane->job->budget.left, pieces);
 	way->pieces_max = 2;
 	if (way->size > lane->job->path->piece_size)
 		way->size = (uint32_t)lane->job->path->piece_size;
@@ -99,11 +97,15 @@ static bool next_way(struct lane *lane, const struct pen_error *why)
 		text_copy(way->name, sizeof(way->name), "direct-threads");
 	} else if (way->queue == &queue_map_ops && auto_chosen) {
 		/* What it may no longer pin of the page cache it may take as staging memory. */
-		start_staging(lane, (int)(2 * way->size / lane->job->path->piece_size));
+		atomic_fetch_add(&lane->job->budget.left,
+				 (int)(2 * way->size / lane->job->path->piece_size));
+		atomic_fetch_add(&lane->job->budget.kept, 1);
+		start_staging(lane);
 		way->queue = &queue_sync_ops;
 		text_copy(way->name, sizeof(way->name), "cached");
 	} else if (way->queue == &queue_cufile_ops && auto_chosen) {
-		start_staging(lane, 0);
+		/* A piece was kept for it. */
+		start_staging(lane);
 		way->queue = &queue_uring_ops;
 		way->direct = true;
 		text_copy(way->name, sizeof(way->name), "direct-uring");

@@ -593,12 +593,26 @@ static void share_lanes(struct path *path, unsigned int lanes)
 	}
 }
 
+unsigned int path_pieces_kept(const struct path *path, const struct way *way)
+{
+	if (way->queue->lends || (way->queue->placed && !path->gds))
+		return 0;
+	return way->lanes * (way->pieces_first ? way->pieces_first : 1);
+}
+
+static unsigned int all_pieces_kept(const struct path *path)
+{
+	unsigned int kept = 0;
+
+	for (unsigned int i = 0; i < path->way_count; i++)
+		kept += path_pieces_kept(path, &path->ways[i]);
+	return kept;
+}
+
 /* How many pieces lanes take before their first request: as many as each of them will use, and all
  * lanes at once may have. Otherwise they take them one by one, as they find work. */
 static void fit_first_pieces(struct path *path, unsigned int most)
 {
-	unsigned int kept = 0;
-
 	for (unsigned int i = 0; i < path->way_count; i++) {
 		struct way *way = &path->ways[i];
 		uint64_t share = path->work[way->list].bytes / (way->lanes ? way->lanes : 1);
@@ -607,11 +621,10 @@ static void fit_first_pieces(struct path *path, unsigned int most)
 		if (way->pieces_first && (path->one_at_a_time || share < 2 * way->size ||
 					  2 * way->size <= path->piece_size))
 			way->pieces_first = share < path->unit ? 0 : 1;
-		if (!way->queue->lends && !way->queue->placed)
-			kept += way_pieces_kept(way);
 	}
-	for (unsigned int i = 0; i < path->way_count && kept > most; i++)
-		path->ways[i].pieces_first = 0;
+	for (unsigned int first = 2; first-- && all_pieces_kept(path) > most;)
+		for (unsigned int i = 0; i < path->way_count; i++)
+			path->ways[i].pieces_first = at_most(path->ways[i].pieces_first, first);
 }
 
 /*

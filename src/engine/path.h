@@ -44,12 +44,6 @@ struct work {
 	uint64_t bytes;
 };
 
-/* Pieces that are kept for its lanes: none shall be without. */
-static inline unsigned int way_pieces_kept(const struct way *way)
-{
-	return way->lanes * (way->pieces_first ? way->pieces_first : 1);
-}
-
 struct path {
 	struct plan *plan;
 	struct work work[LISTS];
@@ -64,6 +58,10 @@ struct path {
 	uint32_t refused_count;
 	struct pen_path refused[PEN_PATHS_MAX];
 };
+
+/* Pieces that are kept for a way's lanes, so that none shall be without: also for those of the GDS
+ * way, which stage when they have to step down. */
+unsigned int path_pieces_kept(const struct path *path, const struct way *way);
 
 /* Options with every default filled in; -EINVAL with words for what makes no sense. */
 int path_options(const struct pen_options *given, struct pen_options *full, struct pen_error *err);

@@ -105,7 +105,6 @@ struct device_ops {
 	/* 0 passed, -EAGAIN not yet, else the copies before it failed. */
 	int (*poll)(struct pen_device *device, struct device_fence *fence, struct pen_error *err);
 
-
 	/* Any; the last user has gone. */
 	void (*close)(struct pen_device *device);
 };

@@ -9,7 +9,8 @@
 #include "mem/ring.h"
 #include "sys/os.h"
 
-/* Idle memory kept for the next job; more than the default promise of one job would be greed. */
+/* Idle memory kept for the next job of a device; more than the default promise of one job would be
+ * greed. */
 #define POOL_KEEP ((size_t)128 << 20)
 
 /* Whole: registered at once. Split: that was refused, and each piece is asked for by itself. */
@@ -208,6 +209,20 @@ static struct piece *take_together(struct piece_budget *budget, int node,
 	return piece;
 }
 
+/* A lane goes without what it should have taken at the start. The slab that holds it will never be
+ * complete, so nobody shall wait for that: its pieces are registered one by one. */
+static void give_up_together(struct piece_budget *budget)
+{
+	pthread_mutex_lock(&pool_lock);
+	budget->together = 0;
+	for (struct slab *slab = pool; slab; slab = slab->next)
+		if (slab->maker == budget) {
+			slab->maker = NULL;
+			atomic_store(&slab->state, SPLIT);
+		}
+	pthread_mutex_unlock(&pool_lock);
+}
+
 struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 			 struct pen_device *device, int *rc, struct pen_error *err)
 {
@@ -217,8 +232,11 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 	struct slab *slab;
 
 	*rc = 0;
-	if (!budget_take(budget, need != PIECE_MORE))
+	if (!budget_take(budget, need != PIECE_MORE)) {
+		if (need == PIECE_TOGETHER)
+			give_up_together(budget);
 		return NULL;
+	}
 	pthread_mutex_lock(&pool_lock);
 	if (need == PIECE_TOGETHER && budget->together)
 		piece = take_together(budget, node, owner);
@@ -292,15 +310,16 @@ static bool useless(const struct slab *slab)
 	       (slab->owner && atomic_load(&slab->state) != WHOLE);
 }
 
-/* A slab that nobody uses and that is not worth keeping, taken out of the pool; NULL: there is
- * none. Where there are too many the smallest goes: it is the cheapest to make again. */
-static struct slab *pool_spare(void)
+/* A slab of this owner's that nobody uses and that is not worth keeping, taken out of the pool;
+ * NULL: there is none. Where there are too many the smallest goes: it is the cheapest to make
+ * again. Others' are left to their own jobs: only those know that the device is still there. */
+static struct slab *pool_spare(const struct pen_device *owner)
 {
 	struct slab *slab, *smallest = NULL;
 	size_t kept = 0;
 
 	for (slab = pool; slab; slab = slab->next) {
-		if (slab->idle < slab->count)
+		if (slab->idle < slab->count || slab->owner != owner)
 			continue;
 		if (useless(slab))
 			break;
@@ -317,13 +336,14 @@ static struct slab *pool_spare(void)
 
 void piece_put(struct piece_budget *budget, struct piece *piece)
 {
+	const struct pen_device *owner = piece->slab->owner;
 	struct slab *spare;
 
 	budget_put(budget);
 	pthread_mutex_lock(&pool_lock);
 	piece->idle = true;
 	piece->slab->idle++;
-	while ((spare = pool_spare()) != NULL) {
+	while ((spare = pool_spare(owner)) != NULL) {
 		pthread_mutex_unlock(&pool_lock);
 		slab_free(spare);
 		pthread_mutex_lock(&pool_lock);

@@ -348,6 +348,33 @@ TEST(where_all_at_once_is_refused_each_piece_is_asked_for)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
+TEST(pieces_of_a_slab_that_was_given_up_are_pinned_one_by_one)
+{
+	struct piece_budget budget = { .left = 2, .kept = 3, .together = 3,
+				       .piece_size = PIECE_SIZE };
+	struct piece *two[2];
+	int rc;
+
+	NEED_FAKE_GPU();
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+	for (int i = 0; i < 2; i++) {
+		two[i] = piece_take(&budget, PIECE_TOGETHER, device, &rc, &err);
+		CHECK(two[i] && piece_pin(two[i], &err) == -EAGAIN);
+	}
+	CHECK(!piece_take(&budget, PIECE_TOGETHER, device, &rc, &err) && !rc);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(piece_pin(two[i], &err), 0);
+		CHECK(fake_gpu_has("registrations", (unsigned long)i + 1));
+	}
+	for (int i = 0; i < 2; i++)
+		piece_put(&budget, two[i]);
+	CHECK(fake_gpu_has("registrations", 0));
+	pen_device_close(device);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
 TEST(what_was_never_pinned_is_not_left_to_a_job_that_may_pin_less)
 {
 	struct piece_budget budget;

@@ -395,6 +395,28 @@ TEST(each_piece_of_a_slab_is_taken_once_before_any_is_twice)
 	pen_device_close(host);
 }
 
+/* Somebody ate what was kept: nobody waits for the rest of the slab, and others may have it. */
+TEST(a_slab_that_will_not_be_complete_is_given_up)
+{
+	struct piece *taken[3], *left;
+
+	open_host(4);
+	keep_together(4);
+	for (int i = 0; i < 3; i++)
+		taken[i] = take_together();
+	budget.left = 0;
+	CHECK(!take_together() && !budget.together);
+	budget.left = 1;
+	budget.kept = 0;
+	left = take_piece();
+	CHECK(left && left->slab == taken[0]->slab);
+	for (int i = 0; i < 3; i++)
+		piece_put(&budget, taken[i]);
+	piece_put(&budget, left);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
 TEST(what_is_idle_is_taken_before_a_slab_is_made)
 {
 	struct piece *idle[2], *taken[5];

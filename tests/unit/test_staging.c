@@ -343,6 +343,41 @@ TEST(who_waits_a_moment_waits_a_moment)
 	tear_down();
 }
 
+/* Each device keeps what it has registered: here 64 MiB, and all of them more than 128. */
+TEST(devices_do_not_take_turns_at_the_pool)
+{
+	enum { DEVICES = 3 };
+	struct pen_options options = copying(8);
+	struct pen_device *devices[DEVICES];
+	void *there[DEVICES];
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_DEVICES", "3", 1);
+	set_up();
+	for (int i = 0; i < DEVICES; i++) {
+		char gpu[16];
+
+		snprintf(gpu, sizeof(gpu), "cuda:%d", i);
+		CHECK_EQ(pen_device_open(gpu, &devices[i], &err), 0);
+		CHECK_EQ(pen_device_ready(devices[i], &err), 0);
+		CHECK_EQ(pen_device_alloc(devices[i], SIZE, &there[i], &err), 0);
+	}
+	pen_device_close(device);
+	for (int round = 0; round < 3; round++)
+		for (int i = 0; i < DEVICES; i++) {
+			device = devices[i];
+			memory = there[i];
+			move(&options, SIZE);
+			CHECK_EQ(calls("cuMemHostRegister_v2"), round ? DEVICES : i + 1);
+		}
+	for (int i = 0; i < DEVICES; i++) {
+		CHECK_EQ(pen_device_free(devices[i], there[i], SIZE, &err), 0);
+		pen_device_close(devices[i]);
+	}
+	unlink(name);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
 #define JOBS 4
 #define SHARE (24 * MIB)
 
