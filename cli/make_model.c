@@ -428,6 +428,8 @@ static int enter_folder(struct maker *maker, struct pen_error *err)
 		rc = error_sys(err, -errno, "create", maker->folder, -1);
 		if (rc == -ENOENT)
 			error_hint(err, "The folder that it is to lie in does not exist");
+		else if (rc == -EACCES)
+			error_hint(err, "Check the permissions of the folder that it is to lie in");
 		return rc;
 	}
 	folder = opendir(maker->folder);

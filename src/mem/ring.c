@@ -13,7 +13,8 @@
  * greed. */
 #define POOL_KEEP ((size_t)128 << 20)
 
-/* Whole: registered at once. Split: that was refused, and each piece is asked for by itself. */
+/* Whole: registered at once. Split: that was refused, or cannot be; each piece is asked for by
+ * itself. */
 enum { UNPINNED, WHOLE, SPLIT };
 
 /* Pieces that were made together: one mapping, one registration. */

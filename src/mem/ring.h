@@ -4,10 +4,10 @@
 /*
  * Staging memory. The process keeps a pool of pieces: equal blocks of huge-page memory, registered
  * once with the device they serve and then reused by job after job. What a job's lanes need from
- * the start is made as one slab: mapping and registering it once costs a fifth of doing so piece by
- * piece, and a registration holds up everybody's copies. A lane's ring is a few pieces; a slot is
- * the lowest free stretch that fits, so light use stays in a few hot megabytes, and it never
- * crosses a piece, so it never straddles two registrations.
+ * the start is made as one slab: that takes half the time of making it piece by piece, or less, and
+ * a registration holds up everybody's copies. A lane's ring is a few pieces; a slot is the lowest
+ * free stretch that fits, so light use stays in a few hot megabytes, and it never crosses a piece,
+ * so it never straddles two registrations.
  *
  *   FREE --ring_take--> FILLING or COPYING (the lane says who owns it) --ring_put--> FREE
  *

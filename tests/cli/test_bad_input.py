@@ -134,6 +134,9 @@ def test_directory_without_permission(penstock, open_dir):
     open_dir.chmod(0o555)
     result = as_nobody("copy", "pattern:1M", open_dir / "out", "--json")
     assert result.status == 1 and result.error["errno"] == "EACCES"
+    result = as_nobody("make-model", "layers=1,hidden=64", open_dir / "model", "--json")
+    assert result.status == 1 and result.error["errno"] == "EACCES"
+    assert "permissions" in result.error["hint"]
     assert os.listdir(open_dir) == []
 
 

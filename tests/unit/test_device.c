@@ -258,6 +258,13 @@ TEST(a_gpu_out_of_memory_tells_how_much_there_is)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
+static void enter_gpu(void)
+{
+	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
+	CHECK_EQ(pen_device_ready(device, &err), 0);
+	CHECK_EQ(device_enter(device, &err), 0);
+}
+
 TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
 {
 	struct piece_budget budget = { .left = 2, .piece_size = PIECE_SIZE };
@@ -266,9 +273,7 @@ TEST(pieces_stay_pinned_in_the_pool_until_the_device_closes)
 	int rc;
 
 	NEED_FAKE_GPU();
-	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
-	CHECK_EQ(pen_device_ready(device, &err), 0);
-	CHECK_EQ(device_enter(device, &err), 0);
+	enter_gpu();
 	piece = piece_take(&budget, PIECE_MORE, device, &rc, &err);
 	CHECK(piece != NULL);
 	CHECK_EQ(piece_pin(piece, &err), 0);
@@ -290,9 +295,7 @@ static void take_pieces(struct piece_budget *budget)
 {
 	int rc;
 
-	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
-	CHECK_EQ(pen_device_ready(device, &err), 0);
-	CHECK_EQ(device_enter(device, &err), 0);
+	enter_gpu();
 	*budget = (struct piece_budget){ .left = 5, .kept = 4, .together = 4,
 					 .piece_size = PIECE_SIZE };
 	for (int i = 0; i < 5; i++) {
@@ -356,9 +359,7 @@ TEST(pieces_of_a_slab_that_was_given_up_are_pinned_one_by_one)
 	int rc;
 
 	NEED_FAKE_GPU();
-	CHECK_EQ(pen_device_open("cuda:0", &device, &err), 0);
-	CHECK_EQ(pen_device_ready(device, &err), 0);
-	CHECK_EQ(device_enter(device, &err), 0);
+	enter_gpu();
 	for (int i = 0; i < 2; i++) {
 		two[i] = piece_take(&budget, PIECE_TOGETHER, device, &rc, &err);
 		CHECK(two[i] && piece_pin(two[i], &err) == -EAGAIN);

@@ -252,14 +252,19 @@ static void open_host(int left)
 	budget.left = left;
 }
 
-static struct piece *take_piece(void)
+static struct piece *take_for(enum piece_need need)
 {
 	struct pen_error err;
 	int rc = 1;
-	struct piece *piece = piece_take(&budget, PIECE_MORE, host, &rc, &err);
+	struct piece *piece = piece_take(&budget, need, host, &rc, &err);
 
 	CHECK_EQ(rc, 0);
 	return piece;
+}
+
+static struct piece *take_piece(void)
+{
+	return take_for(PIECE_MORE);
 }
 
 TEST(a_budget_is_never_exceeded)
@@ -333,12 +338,7 @@ static void keep_together(int count)
 
 static struct piece *take_together(void)
 {
-	struct pen_error err;
-	int rc = 1;
-	struct piece *piece = piece_take(&budget, PIECE_TOGETHER, host, &rc, &err);
-
-	CHECK_EQ(rc, 0);
-	return piece;
+	return take_for(PIECE_TOGETHER);
 }
 
 /* What lanes take at the start is one mapping, gone when none of it is out. */
