@@ -188,13 +188,18 @@ static void choose_residency(struct pen_object *object)
 	}
 }
 
-/* A size of 0 must mean empty: devices and the files of /proc have bytes, but no size. */
+/*
+ * A size of 0 must mean empty: devices and the files of /proc have bytes, but no size, and some of
+ * these files refuse to be read at their start.
+ */
 static int check_size(struct pen_object *object, const struct stat *st, struct pen_error *err)
 {
 	char byte;
 
-	if (!S_ISCHR(st->st_mode) &&
-	    !(S_ISREG(st->st_mode) && !st->st_size && os_pread(object->fd, &byte, 1, 0) > 0))
+	if (!S_ISCHR(st->st_mode) && (!S_ISREG(st->st_mode) || st->st_size))
+		return 0;
+	if (S_ISREG(st->st_mode) && strcmp(object->info.filesystem, "proc") &&
+	    !os_pread(object->fd, &byte, 1, 0))
 		return 0;
 	error_set(err, -ESPIPE, "open", object->name, -1, "it does not tell how large it is");
 	error_hint(err, "Write what it holds to a regular file first");
@@ -215,6 +220,7 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 	rc = check_kind(object, &state->opened, err);
 	if (rc)
 		return rc;
+	describe(object, &state->opened);
 	rc = check_size(object, &state->opened, err);
 	if (rc)
 		return rc;
@@ -224,7 +230,6 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 		if (rc)
 			return fail(object, rc, "find the end of", err);
 	}
-	describe(object, &state->opened);
 	if (object->info.has_residency)
 		choose_residency(object);
 	open_direct(object, O_RDONLY);

@@ -254,6 +254,7 @@ int os_filesystem(int fd, char *name, size_t size)
 		{ 0x6a656a63, "virtiofs" },
 		{ 0x19830326, "beegfs" },
 		{ 0x73717368, "squashfs" },
+		{ 0x9fa0, "proc" },
 		{ 0x62646576, "block device" },
 	};
 	struct statfs fs;

@@ -329,6 +329,24 @@ TEST(directories_pipes_and_absent_files_are_refused)
 	pen_object_close(NULL);
 }
 
+/* Files of /proc are regular and have size 0, whatever they hold and however a read of them ends. */
+TEST(files_that_do_not_tell_their_size_are_refused)
+{
+	static const char *const paths[] = { "/proc/self/mem", "/proc/self/status",
+					     "/proc/self/pagemap" };
+
+	if (access("/proc/self/mem", F_OK))
+		SKIP("there is no /proc");
+	for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+		CHECK_EQ(open_object(paths[i], PEN_READ, 0), -ESPIPE);
+		CHECK(!object && err.hint[0]);
+		CHECK(strstr(err.message, "does not tell how large it is"));
+	}
+	CHECK_EQ(open_object(make_file("empty", 0), PEN_READ, 0), 0);
+	CHECK_EQ(pen_object_size(object), 0);
+	close_object();
+}
+
 TEST(dev_null_is_written_in_place)
 {
 	CHECK_EQ(open_object("/dev/null", PEN_WRITE, 1000), 0);
