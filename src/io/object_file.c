@@ -452,28 +452,54 @@ static int file_residency(struct pen_object *object, uint64_t offset, uint64_t l
 	return 0;
 }
 
+static bool same_time(struct timespec a, struct timespec b)
+{
+	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/*
+ * Was it written to, and its time of modification set back (touch -r, rsync --inplace)? The time of
+ * change cannot be set, but it moves along with names and rights too: it proves something only
+ * while these are as they were. New extended attributes move it as well and look like a write; a
+ * load that is refused can be had again, one of changed bytes cannot be noticed any more.
+ */
+static bool written_in_secret(const struct stat *then, const struct stat *now,
+			      const struct stat *named)
+{
+	return !same_time(then->st_ctim, now->st_ctim) && then->st_nlink == now->st_nlink &&
+	       then->st_mode == now->st_mode && then->st_uid == now->st_uid &&
+	       then->st_gid == now->st_gid && same_file(now, named);
+}
+
 static int file_unchanged(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
+	const struct stat *then = &state->opened;
 	struct stat now, named;
+	bool has_name;
 	int rc;
 
-	if (object->mode != PEN_READ || !S_ISREG(state->opened.st_mode))
+	if (object->mode != PEN_READ || !S_ISREG(then->st_mode))
 		return 0;
 	rc = os_fstat(object->fd, &now);
 	if (rc)
 		return fail(object, rc, "stat", err);
-	if (now.st_size != state->opened.st_size) {
+	has_name = !os_stat(object->name, &named);
+	if (now.st_size != then->st_size) {
 		error_set(err, -ESTALE, "read", object->name, -1,
 			  "it %s from %lld to %lld bytes while it was read",
-			  now.st_size < state->opened.st_size ? "shrank" : "grew",
-			  (long long)state->opened.st_size, (long long)now.st_size);
-	} else if (now.st_mtim.tv_sec != state->opened.st_mtim.tv_sec ||
-		   now.st_mtim.tv_nsec != state->opened.st_mtim.tv_nsec) {
+			  now.st_size < then->st_size ? "shrank" : "grew",
+			  (long long)then->st_size, (long long)now.st_size);
+	} else if (!same_time(now.st_mtim, then->st_mtim) ||
+		   (has_name && written_in_secret(then, &now, &named))) {
 		error_set(err, -ESTALE, "read", object->name, -1,
 			  "it was written to while it was read");
-	} else if (object->keeps_name && !os_stat(object->name, &named) &&
-		   (named.st_ino != now.st_ino || named.st_dev != now.st_dev)) {
+	} else if (object->keeps_name && has_name && !same_file(&named, &now)) {
 		/* One that is gone is read to its end; one that has a successor is out of date. */
 		error_set(err, -ESTALE, "read", object->name, -1,
 			  "another file took its name while it was read");

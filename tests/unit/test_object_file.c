@@ -382,6 +382,87 @@ TEST(a_file_that_changes_is_not_the_one_that_was_opened)
 	close_object();
 }
 
+/* Any two moments that a file can be told apart at. */
+static void let_time_pass(void)
+{
+	usleep(20000);
+}
+
+TEST(a_file_whose_time_was_set_back_is_not_the_one_that_was_opened)
+{
+	const char *path = make_file("old", 5000);
+	struct timespec times[2];
+	struct stat st;
+	int fd;
+
+	CHECK(!stat(path, &st));
+	times[0] = st.st_atim;
+	times[1] = st.st_mtim;
+	let_time_pass();
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && pwrite(fd, "other", 5, 100) == 5 && !futimens(fd, times));
+	close(fd);
+	CHECK_EQ(object_unchanged(object, &err), -ESTALE);
+	CHECK(strstr(err.message, "written to") && err.hint[0]);
+	/* Whatever else moves that time along with it. */
+	CHECK(!link(path, in_scratch("second")));
+	CHECK_EQ(object_unchanged(object, &err), 0);
+	close_object();
+}
+
+static void give_second_name(const char *path)
+{
+	CHECK(!link(path, in_scratch("second")));
+}
+
+static void take_name_away(const char *path)
+{
+	CHECK(!unlink(path));
+}
+
+static void move_away(const char *path)
+{
+	CHECK(!rename(path, in_scratch("elsewhere")));
+}
+
+static void give_its_name_to_another(const char *path)
+{
+	CHECK(!rename(make_file("other", 10), path));
+}
+
+static void change_mode(const char *path)
+{
+	CHECK(!chmod(path, 0600));
+}
+
+static void change_owner(const char *path)
+{
+	CHECK(geteuid() || !chown(path, 1234, 2345));
+}
+
+/* What these do to the time of change must not stop a load. */
+TEST(a_file_that_changes_its_names_or_its_rights_is_the_one_that_was_opened)
+{
+	static void (*const changes[])(const char *path) = {
+		give_second_name, take_name_away, move_away, give_its_name_to_another, change_mode,
+		change_owner,
+	};
+
+	for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+		char name[16];
+		const char *path;
+
+		snprintf(name, sizeof(name), "file%zu", i);
+		path = make_file(name, 5000);
+		let_time_pass();
+		CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+		changes[i](path);
+		CHECK_EQ(object_unchanged(object, &err), 0);
+		close_object();
+	}
+}
+
 TEST(residency_is_nothing_after_dropping_and_all_after_reading)
 {
 	const uint64_t size = (8 << 20) + 100;
