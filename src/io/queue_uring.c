@@ -36,6 +36,21 @@ struct uring_state {
 	uint64_t busy_since;		/* the kernel takes nothing since; 0: it does */
 };
 
+/* Not to be mistaken for one of the standard streams; see os.h. */
+static int move_up(struct io_uring *ring)
+{
+	int fd = os_above_standard(ring->ring_fd);
+
+	if (fd < 0) {
+		/* It is closed already; the rest goes with a descriptor that is none. */
+		ring->ring_fd = ring->enter_ring_fd = -1;
+		io_uring_queue_exit(ring);
+		return fd;
+	}
+	ring->ring_fd = ring->enter_ring_fd = fd;
+	return 0;
+}
+
 static int ring_open(struct io_uring *ring, unsigned int depth)
 {
 	int fault = sys_fault("io_uring_setup"), rc;
@@ -45,7 +60,9 @@ static int ring_open(struct io_uring *ring, unsigned int depth)
 	/* One thread only, completions on our terms; kernels before 6.0 know neither. */
 	rc = io_uring_queue_init(depth, ring,
 				 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN);
-	return rc == -EINVAL ? io_uring_queue_init(depth, ring, 0) : rc;
+	if (rc == -EINVAL)
+		rc = io_uring_queue_init(depth, ring, 0);
+	return rc ? rc : move_up(ring);
 }
 
 static int advise(int rc, struct pen_error *err)

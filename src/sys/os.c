@@ -41,10 +41,22 @@ static int result(long rc)
 	return rc < 0 ? -errno : (int)rc;
 }
 
+int os_above_standard(int fd)
+{
+	int fault, moved;
+
+	if (fd < 0 || fd > STDERR_FILENO)
+		return fd;
+	fault = sys_fault("fcntl");
+	moved = fault ? -fault : result(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+	close(fd);
+	return moved;
+}
+
 int os_open(const char *path, int flags, mode_t mode)
 {
 	FAULT("open");
-	return result(open(path, flags | O_CLOEXEC, mode));
+	return os_above_standard(result(open(path, flags | O_CLOEXEC, mode)));
 }
 
 int os_close(int fd)
@@ -172,12 +184,17 @@ int os_list(const char *path, int (*each)(const char *name, void *context), void
 {
 	struct dirent *entry;
 	DIR *directory;
-	int rc = 0;
+	int fd = os_open(path, O_RDONLY | O_DIRECTORY, 0), rc = sys_fault("fdopendir");
 
-	FAULT("opendir");
-	directory = opendir(path);
-	if (!directory)
-		return -errno;
+	if (fd < 0)
+		return fd;
+	errno = rc;
+	directory = rc ? NULL : fdopendir(fd);
+	if (!directory) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
 	while (!rc) {
 		/* Only errno tells the end from an error. */
 		errno = sys_fault("readdir");

@@ -12,7 +12,10 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* Files. */
+/* Files. None gets the numbers 0, 1 and 2: where a program runs with these closed, what somebody
+ * prints would end up in the file. os_above_standard() does that for descriptors made elsewhere;
+ * the one it is given is closed if that fails. */
+int os_above_standard(int fd);
 int os_open(const char *path, int flags, mode_t mode);
 int os_close(int fd);
 ssize_t os_pread(int fd, void *buffer, size_t length, uint64_t offset);

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,6 +89,21 @@ static inline uint64_t good_bytes(const char *path)
 	}
 	close(fd);
 	return at;
+}
+
+/* From here on what fails says so by its status alone. */
+static inline void close_standard_streams(void)
+{
+	for (int fd = 0; fd < 3; fd++)
+		close(fd);
+}
+
+static inline bool standard_streams_are_closed(void)
+{
+	for (int fd = 0; fd < 3; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			return false;
+	return true;
 }
 
 static inline unsigned int entries_in(const char *path)

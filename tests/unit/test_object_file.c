@@ -598,6 +598,40 @@ TEST(too_many_open_files_are_told_with_the_limit)
 	CHECK(strstr(err.hint, "which is 3 (ulimit -n)"));
 }
 
+static int note_name(const char *name, void *context)
+{
+	(void)name;
+	*(bool *)context |= !standard_streams_are_closed();
+	return 0;
+}
+
+/* Or a program that runs without them would print into its own data. */
+TEST(no_file_takes_the_place_of_a_standard_stream)
+{
+	const char *path = make_file("old", 10000);
+	bool taken = false;
+
+	close_standard_streams();
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	CHECK(standard_streams_are_closed());
+	close_object();
+	CHECK_EQ(open_object(path, PEN_WRITE, 20000), 0);
+	fill_object(20000);
+	CHECK(standard_streams_are_closed());
+	CHECK_EQ(object_need_name(object, &err), 0);
+	CHECK(standard_streams_are_closed());
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	CHECK(standard_streams_are_closed());
+	close_object();
+	CHECK_EQ(good_bytes(path), 20000);
+	CHECK_EQ(os_list(scratch, note_name, &taken), 0);
+	CHECK(!taken);
+	failing = "fcntl";
+	sys_fault_hook = fail_named;
+	CHECK_EQ(open_object(path, PEN_READ, 0), -EIO);
+	CHECK(standard_streams_are_closed());
+}
+
 static int fail_directory_flush(const char *name)
 {
 	return !strcmp(name, "fsync") ? EIO : 0;

@@ -114,6 +114,27 @@ TEST(bytes_travel_with_only_some_registered)
 	}
 }
 
+TEST(a_ring_does_not_take_the_place_of_a_standard_stream)
+{
+	const char *path = make_file("file", 10000);
+
+	NEED_URING();
+	close_standard_streams();
+	open_file(path, PEN_READ, 0);
+	fail("fcntl", EMFILE, -1);
+	CHECK_EQ(start_queue(&queue_uring_ops, 4, NULL, NULL), -EMFILE);
+	sys_fault_hook = NULL;
+	CHECK(standard_streams_are_closed());
+	CHECK_EQ(start_queue(&queue_uring_ops, 4, NULL, NULL), 0);
+	CHECK(standard_streams_are_closed());
+	prepare(10, 1000, false, false);
+	run_requests(10);
+	CHECK_EQ(full, 10);
+	CHECK_EQ(pattern_check(memory, 10000, 0), 10000);
+	end_queue();
+	CHECK(standard_streams_are_closed());
+}
+
 TEST(no_more_are_queued_than_the_depth)
 {
 	struct queue_request *home[8];
