@@ -115,7 +115,7 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 	file->name = copy;
 	if (!path || !copy)
 		return no_memory(name, err);
-	rc = pen_object_open(path, PEN_READ, 0, &file->object, err);
+	rc = object_open(model->start, path, PEN_READ, 0, &file->object, err);
 	if (rc)
 		return rc;
 	/* A shard that is replaced while others are read would make a model that never was. */
@@ -406,10 +406,10 @@ static int read_index_from(int fd, const char *path, struct index **index, struc
 	return rc;
 }
 
-static int read_index(const char *path, struct index **index, struct pen_error *err)
+static int read_index(int start, const char *path, struct index **index, struct pen_error *err)
 {
 	/* Without O_NONBLOCK, opening a pipe would wait for somebody who writes to it. */
-	int fd = os_open(path, O_RDONLY | O_NONBLOCK, 0), rc;
+	int fd = os_open(start, path, O_RDONLY | O_NONBLOCK, 0), rc;
 
 	if (fd < 0)
 		return fail(path, fd, "open", err);
@@ -436,7 +436,7 @@ static int open_indexed(struct pen_model *model, const char *path, struct pen_er
 	const char *slash = strrchr(path, '/');
 	size_t folder = slash ? (size_t)(slash - path) + 1 : 0;
 	struct index *index = NULL;
-	int rc = read_index(path, &index, err);
+	int rc = read_index(model->start, path, &index, err);
 
 	if (!rc)
 		rc = make_files(model, index->file_count, path, err);
@@ -601,7 +601,7 @@ static int open_listed(struct pen_model *model, const char *path, struct listing
 static int open_folder(struct pen_model *model, const char *path, struct pen_error *err)
 {
 	struct listing listing = { 0 };
-	int rc = os_list(path, look_at, &listing);
+	int rc = os_list(model->start, path, look_at, &listing);
 
 	if (rc)
 		fail(path, rc, "list", err);
@@ -621,7 +621,7 @@ int pen_model_open(const char *path, struct pen_model **model, struct pen_error 
 {
 	struct pen_model *new;
 	struct stat st;
-	int rc;
+	int rc = 0;
 
 	error_clear(err);
 	*model = NULL;
@@ -630,13 +630,18 @@ int pen_model_open(const char *path, struct pen_model **model, struct pen_error 
 		error_hint(err, "Name a file or a folder");
 		return -EINVAL;
 	}
-	rc = os_stat(path, &st);
-	if (rc)
-		return fail(path, rc, "open", err);
 	new = os_calloc(1, sizeof(*new));
 	if (!new)
 		return no_memory(path, err);
-	if (S_ISDIR(st.st_mode))
+	/* All its files belong together, wherever the process may go in the meantime. */
+	new->start = AT_FDCWD;
+	if (path[0] != '/')
+		rc = new->start = os_open(AT_FDCWD, ".", O_PATH | O_DIRECTORY, 0);
+	if (rc >= 0)
+		rc = os_stat(new->start, path, &st);
+	if (rc)
+		fail(path, rc, "open", err);
+	else if (S_ISDIR(st.st_mode))
 		rc = open_folder(new, path, err);
 	else if (text_ends_with(path, ".json"))
 		rc = open_indexed(new, path, err);
@@ -662,6 +667,8 @@ void pen_model_close(struct pen_model *model)
 	}
 	for (size_t i = 0; i < model->warning_count; i++)
 		free(model->warnings[i]);
+	if (model->start >= 0)
+		os_close(model->start);
 	free(model->files);
 	free(model->tables);
 	free(model->tensors);

@@ -13,6 +13,7 @@
 #include "penstock.h"
 
 struct pen_model {
+	int start;				/* what relative paths of files start at */
 	struct pen_model_file *files;
 	struct safetensors **tables;		/* one for each file */
 	size_t file_count;

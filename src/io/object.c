@@ -2,6 +2,7 @@
 /* Opening objects by name, and the one wrapper around their table; see object.h. */
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
@@ -15,6 +16,12 @@ static bool is_synthetic(const char *name)
 
 int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
 		    struct pen_object **object, struct pen_error *err)
+{
+	return object_open(AT_FDCWD, name, mode, size, object, err);
+}
+
+int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
+		struct pen_object **object, struct pen_error *err)
 {
 	struct pen_object *new;
 	int rc;
@@ -37,6 +44,7 @@ int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
 	}
 	strcpy(new->name, name);
 	new->ops = is_synthetic(name) ? &object_synth_ops : &object_file_ops;
+	new->start = start;
 	new->mode = mode;
 	new->fd = new->direct_fd = -1;
 	new->info.size = size;

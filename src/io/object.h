@@ -54,6 +54,7 @@ struct object_ops {
 struct pen_object {
 	const struct object_ops *ops;
 	char *name;
+	int start;		/* what a relative name starts at, as in os.h; not ours to close */
 	enum pen_mode mode;
 	bool committed;
 	bool keeps_name;	/* of one that is read: another file under its name is an error */
@@ -62,6 +63,11 @@ struct pen_object {
 	int direct_fd;		/* O_DIRECT descriptor; -1 where there is none */
 	void *state;		/* the implementation's own */
 };
+
+/* pen_object_open() of a name that starts at the directory `start`, which the object needs until
+ * it is closed. */
+int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
+		struct pen_object **object, struct pen_error *err);
 
 extern const struct object_ops object_file_ops;
 extern const struct object_ops object_synth_ops;

@@ -19,23 +19,20 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 #include "base/error.h"
 #include "base/text.h"
 #include "io/object.h"
+#include "io/replace.h"
 #include "sys/os.h"
 
 struct file_state {
 	struct stat opened;		/* as it was at open */
-	char target[PATH_MAX];		/* what commit replaces; links resolved */
-	char directory[PATH_MAX];
-	char temporary[PATH_MAX + 256];	/* "" while the file has no name */
+	int start;			/* what a relative name starts at, read; -1: ours is none */
+	struct replacement new;		/* the target's place, and the name of what will be there */
 	int (*residency)(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 	int residency_fd;
 	int unnamed_fd;			/* direct, from before the file had a name; -1: none */
@@ -44,6 +41,19 @@ struct file_state {
 	bool created; /* in place, and the file is new: removed if never committed */
 	unsigned int generation;	/* os_generation() of the process that opened it */
 };
+
+/* What the name of one that is read starts at; where the process is may have changed by now. */
+static int start_of(const struct pen_object *object)
+{
+	const struct file_state *state = object->state;
+
+	return state->start < 0 ? object->start : state->start;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
 
 static int fail(struct pen_object *object, int rc, const char *operation, struct pen_error *err)
 {
@@ -78,6 +88,9 @@ static int fail(struct pen_object *object, int rc, const char *operation, struct
 	case -EROFS:
 		error_hint(err, "The file system is mounted read-only; write elsewhere");
 		break;
+	case -EBUSY:
+		error_hint(err, "It may be mounted by itself, as containers do: write in place");
+		break;
 	case -EMFILE:
 		error_hint(err, "Raise the limit of open files, which is %llu (ulimit -n)",
 			   (unsigned long long)os_files_limit());
@@ -101,12 +114,34 @@ static void describe(struct pen_object *object, const struct stat *st)
 	info->has_residency = S_ISREG(st->st_mode);
 }
 
+/*
+ * The same file once more, with other flags. Where there is no /proc it goes by its name, which
+ * must still lead to it.
+ */
+static int reopen(struct pen_object *object, int flags)
+{
+	struct file_state *state = object->state;
+	bool reads = object->mode == PEN_READ, named = state->new.temporary[0];
+	int fd = os_reopen(object->fd, flags);
+	struct stat own, other;
+
+	if (fd != -ENOENT || (!reads && !named))
+		return fd;
+	fd = reads ? os_open(start_of(object), object->name, flags | O_NONBLOCK, 0)
+		   : os_open(state->new.place.directory, state->new.temporary, flags, 0);
+	if (fd < 0)
+		return fd;
+	if (!os_fstat(object->fd, &own) && !os_fstat(fd, &other) && same_file(&own, &other))
+		return fd;
+	os_close(fd);
+	return -ENOENT;
+}
+
 /* Open the O_DIRECT descriptor and learn its alignment; where that fails, keep the reason. */
 static void open_direct(struct pen_object *object, int flags)
 {
 	struct object_info *info = &object->info;
 	uint32_t memory = 0, offset = 0;
-	char self[64];
 	int fd, rc;
 
 	/* Newer kernels allow O_DIRECT there, but there is nothing to go around. */
@@ -115,8 +150,7 @@ static void open_direct(struct pen_object *object, int flags)
 			 info->filesystem);
 		return;
 	}
-	snprintf(self, sizeof(self), "/proc/self/fd/%d", object->fd);
-	fd = os_open(self, flags | O_DIRECT, 0);
+	fd = reopen(object, flags | O_DIRECT);
 	if (fd < 0) {
 		char buffer[128];
 
@@ -169,22 +203,21 @@ static void choose_residency(struct pen_object *object)
 {
 	struct file_state *state = object->state;
 	uint64_t pages;
-	char self[64];
 	int rc = os_cachestat(object->fd, 0, os_page_size(), &pages);
 
-	snprintf(self, sizeof(self), "/proc/self/fd/%d", object->fd);
 	state->residency_fd = object->fd;
 	if (!rc) {
 		state->residency = os_cachestat;
-	} else if (rc == -ENOSYS && !os_may_write(self)) {
+	} else if (rc == -ENOSYS && !os_may_write(start_of(object), object->name)) {
 		state->residency = os_mincore;
 	} else {
 		/* A descriptor of its own, so that a look fetches one page and no more. */
-		rc = os_open(self, O_RDONLY, 0);
-		if (rc < 0)
-			return;
-		state->residency_fd = rc;
-		state->residency = os_random(rc) ? NULL : os_cached_sample;
+		rc = reopen(object, O_RDONLY);
+		if (rc >= 0) {
+			state->residency_fd = rc;
+			state->residency = os_random(rc) ? NULL : os_cached_sample;
+		}
+		object->info.has_residency = state->residency != NULL;
 	}
 }
 
@@ -209,8 +242,13 @@ static int check_size(struct pen_object *object, const struct stat *st, struct p
 static int open_for_reading(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int rc = os_open(object->name, O_RDONLY | O_NONBLOCK, 0);
+	int rc = 0;
 
+	/* The name is needed again later, when the process may have gone elsewhere. */
+	if (object->start == AT_FDCWD && object->name[0] != '/')
+		state->start = rc = os_open(AT_FDCWD, ".", O_PATH | O_DIRECTORY, 0);
+	if (rc >= 0)
+		rc = os_open(start_of(object), object->name, O_RDONLY | O_NONBLOCK, 0);
 	if (rc < 0)
 		return fail(object, rc, "open", err);
 	object->fd = rc;
@@ -236,44 +274,17 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 	return 0;
 }
 
-/* Split the resolved target into directory and temporary name. */
-static void name_temporary(struct file_state *state, const char **base)
-{
-	static atomic_uint counter;
-	const char *slash = strrchr(state->target, '/');
-
-	*base = slash ? slash + 1 : state->target;
-	if (!slash)
-		strcpy(state->directory, ".");
-	else if (slash == state->target)
-		strcpy(state->directory, "/");
-	else
-		snprintf(state->directory, sizeof(state->directory), "%.*s",
-			 (int)(slash - state->target), state->target);
-	/* Long names are cut so that ours stays within NAME_MAX. */
-	snprintf(state->temporary, sizeof(state->temporary), "%s/.%.200s.penstock-%d-%u",
-		 state->directory, *base, getpid(), atomic_fetch_add(&counter, 1));
-}
-
 static int open_beside(struct pen_object *object, bool exists, struct pen_error *err)
 {
-	struct file_state *state = object->state;
-	const char *base;
+	struct replacement *new = &((struct file_state *)object->state)->new;
 	/* Replacing needs only the directory's leave, but who protects a file means it. */
-	int fd = exists ? os_may_write(state->target) : 0;
+	int fd = exists ? os_may_write(new->place.directory, new->place.base) : 0;
+	const char *step = "replace";
 
-	if (fd < 0)
-		return fail(object, fd, "replace", err);
-	name_temporary(state, &base);
-	fd = os_open(state->directory, O_TMPFILE | O_RDWR, 0666);
 	if (fd >= 0)
-		state->temporary[0] = 0;
-	else if (fd == -EOPNOTSUPP || fd == -EISDIR || fd == -EINVAL)
-		fd = os_open(state->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
-	if (fd < 0) {
-		state->temporary[0] = 0;
-		return fail(object, fd, "create a file beside", err);
-	}
+		fd = replacement_create(new, &step);
+	if (fd < 0)
+		return fail(object, fd, step, err);
 	object->fd = fd;
 	return 0;
 }
@@ -281,10 +292,12 @@ static int open_beside(struct pen_object *object, bool exists, struct pen_error 
 static int open_in_place(struct pen_object *object, bool exists, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int fd = os_open(state->target, O_RDWR | O_CREAT | (exists ? 0 : O_EXCL), 0666);
+	struct place *place = &state->new.place;
+	int fd = exists ? os_open(object->start, object->name, O_RDWR, 0)
+			: os_open(place->directory, place->base, O_RDWR | O_CREAT | O_EXCL, 0666);
 
 	if (fd == -EACCES && exists)
-		fd = os_open(state->target, O_WRONLY, 0);
+		fd = os_open(object->start, object->name, O_WRONLY, 0);
 	if (fd < 0)
 		return fail(object, fd, "open for writing", err);
 	object->fd = fd;
@@ -318,57 +331,58 @@ static int reserve(struct pen_object *object, struct pen_error *err)
 	return fail(object, rc, "reserve space for", err);
 }
 
-/* A link to nothing yet: what it points to is created, and the link stays a link. */
-static void follow_links(char target[PATH_MAX])
+/* The place of a file that shall be replaced or made. */
+static int find_place(struct pen_object *object, bool exists, struct pen_error *err)
 {
-	char link[PATH_MAX], joined[2 * PATH_MAX];
+	struct file_state *state = object->state;
+	struct place *place = &state->new.place;
+	struct stat found;
+	int rc = place_find(object->start, object->name, place);
 
-	for (int hops = 0; hops < 16 && !os_readlink(target, link, sizeof(link)); hops++) {
-		char *slash = strrchr(target, '/');
+	if (rc)
+		return fail(object, rc, exists ? "resolve" : "create", err);
+	if (!exists)
+		return 0;
+	/* Links of /proc lead to files that no name leads to. */
+	rc = os_lstat(place->directory, place->base, &found);
+	if (rc && rc != -ENOENT)
+		return fail(object, rc, "stat", err);
+	if (!rc && same_file(&found, &state->opened))
+		return 0;
+	error_set(err, -ENOENT, "resolve", object->name, -1,
+		  "the file that it leads to is not to be found by a name of its own");
+	error_hint(err, "Name the file itself, or write in place");
+	return -ENOENT;
+}
 
-		if (link[0] == '/' || !slash)
-			snprintf(joined, sizeof(joined), "%s", link);
-		else
-			snprintf(joined, sizeof(joined), "%.*s/%s", (int)(slash - target), target,
-				 link);
-		if (strlen(joined) >= PATH_MAX)
-			return;
-		strcpy(target, joined);
-	}
+static int open_target(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	bool exists, in_place;
+	int rc = os_stat(object->start, object->name, &state->opened);
+
+	exists = !rc;
+	if (rc == -ENOENT && object->name[strlen(object->name) - 1] == '/')
+		return fail(object, -EISDIR, "create", err);
+	if (rc && rc != -ENOENT)
+		return fail(object, rc, "stat", err);
+	if (exists)
+		rc = check_kind(object, &state->opened, err);
+	if (exists && rc)
+		return rc;
+	in_place = object->mode == PEN_WRITE_IN_PLACE ||
+		   (exists && !S_ISREG(state->opened.st_mode));
+	rc = exists && in_place ? 0 : find_place(object, exists, err);
+	if (rc)
+		return rc;
+	return in_place ? open_in_place(object, exists, err) : open_beside(object, exists, err);
 }
 
 static int open_for_writing(struct pen_object *object, struct pen_error *err)
 {
-	struct file_state *state = object->state;
 	struct stat st;
-	bool exists;
-	int rc = os_stat(object->name, &state->opened);
+	int rc = open_target(object, err);
 
-	exists = !rc;
-	if (rc && rc != -ENOENT)
-		return fail(object, rc, "stat", err);
-	if (exists) {
-		rc = check_kind(object, &state->opened, err);
-		if (rc)
-			return rc;
-		/* Through links to the file itself: a link stays a link. */
-		rc = os_realpath(object->name, state->target);
-		if (rc)
-			return fail(object, rc, "resolve", err);
-	} else {
-		size_t length = strlen(object->name);
-
-		if (length >= sizeof(state->target))
-			return fail(object, -ENAMETOOLONG, "create", err);
-		if (object->name[length - 1] == '/')
-			return fail(object, -EISDIR, "create", err);
-		strcpy(state->target, object->name);
-		follow_links(state->target);
-	}
-	if (object->mode == PEN_WRITE_IN_PLACE || (exists && !S_ISREG(state->opened.st_mode)))
-		rc = open_in_place(object, exists, err);
-	else
-		rc = open_beside(object, exists, err);
 	if (rc)
 		return rc;
 	rc = reserve(object, err);
@@ -392,11 +406,13 @@ static void file_close(struct pen_object *object)
 
 	/* What a forked child inherited is its parent's to finish. */
 	if (!object->committed && state->generation == os_generation()) {
-		if (state->temporary[0])
-			os_unlink(state->temporary);
+		replacement_drop(&state->new);
 		if (state->created)
-			os_unlink(state->target);
+			os_unlink(state->new.place.directory, state->new.place.base);
 	}
+	place_leave(&state->new.place);
+	if (state->start >= 0)
+		os_close(state->start);
 	if (object->direct_fd >= 0)
 		os_close(object->direct_fd);
 	if (state->unnamed_fd >= 0)
@@ -410,13 +426,12 @@ static void file_close(struct pen_object *object)
 
 static int file_open(struct pen_object *object, struct pen_error *err)
 {
-	int rc;
-
 	struct file_state *state = os_calloc(1, sizeof(*state));
+	int rc;
 
 	if (!state)
 		return error_sys(err, -ENOMEM, "open", object->name, -1);
-	state->residency_fd = state->unnamed_fd = -1;
+	state->start = state->new.place.directory = state->residency_fd = state->unnamed_fd = -1;
 	state->generation = os_generation();
 	object->state = state;
 	rc = object->mode == PEN_READ ? open_for_reading(object, err)
@@ -457,11 +472,6 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
-}
-
 /*
  * Was it written to, and its time of modification set back (touch -r, rsync --inplace)? The time of
  * change cannot be set, but it moves along with names and rights too: it proves something only
@@ -489,7 +499,7 @@ static int file_unchanged(struct pen_object *object, struct pen_error *err)
 	rc = os_fstat(object->fd, &now);
 	if (rc)
 		return fail(object, rc, "stat", err);
-	has_name = !os_stat(object->name, &named);
+	has_name = !os_stat(start_of(object), object->name, &named);
 	if (now.st_size != then->st_size) {
 		error_set(err, -ESTALE, "read", object->name, -1,
 			  "it %s from %lld to %lld bytes while it was read",
@@ -528,15 +538,8 @@ static int file_uncache(struct pen_object *object, struct pen_error *err)
 static int flush_directory(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int fd = os_open(state->directory, O_RDONLY | O_DIRECTORY, 0), rc;
+	int rc = place_flush(&state->new.place, object->fd);
 
-	if (fd < 0)
-		return fail(object, fd, "open the directory of", err);
-	rc = os_fsync(fd);
-	os_close(fd);
-	/* Some file systems have no notion of it. */
-	if (rc == -EINVAL || rc == -EROFS)
-		rc = 0;
 	if (!rc)
 		return 0;
 	fail(object, rc, "flush the directory of", err);
@@ -544,61 +547,22 @@ static int flush_directory(struct pen_object *object, struct pen_error *err)
 	return rc;
 }
 
-/* What the file it replaces had: mode and, where we may, owner. */
-static int inherit(struct pen_object *object, struct pen_error *err)
-{
-	struct file_state *state = object->state;
-	struct stat old, new;
-	int rc = os_stat(state->target, &old);
-
-	if (rc)
-		return rc == -ENOENT ? 0 : fail(object, rc, "stat", err);
-	rc = os_fstat(object->fd, &new);
-	if (rc)
-		return fail(object, rc, "stat", err);
-	if (old.st_uid != new.st_uid || old.st_gid != new.st_gid) {
-		rc = os_chown(object->fd, old.st_uid, old.st_gid);
-		/* Not ours to give away; keep the group at least. */
-		if (rc == -EPERM)
-			rc = os_chown(object->fd, (uid_t)-1, old.st_gid);
-		if (rc && rc != -EPERM)
-			return fail(object, rc, "keep the owner of", err);
-	}
-	/* After chown, which clears set-id bits. */
-	rc = os_chmod(object->fd, old.st_mode & 07777);
-	return rc ? fail(object, rc, "keep the mode of", err) : 0;
-}
-
-/* Give an unnamed file its temporary name. */
-static int give_name(struct pen_object *object, struct pen_error *err)
-{
-	struct file_state *state = object->state;
-	const char *base;
-	int rc;
-
-	if (state->temporary[0])
-		return 0;
-	name_temporary(state, &base);
-	rc = os_link_fd(object->fd, state->temporary);
-	if (!rc)
-		return 0;
-	state->temporary[0] = 0;
-	return fail(object, rc, "name a file beside", err);
-}
-
 static int file_need_name(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
+	const char *step;
 	int rc;
 
-	if (object->mode == PEN_READ || state->in_place || state->temporary[0])
+	if (object->mode == PEN_READ || state->in_place || state->new.temporary[0])
 		return 0;
-	rc = give_name(object, err);
-	if (rc || object->direct_fd < 0)
-		return rc;
+	rc = replacement_name(&state->new, object->fd, &step);
+	if (rc)
+		return fail(object, rc, step, err);
+	if (object->direct_fd < 0)
+		return 0;
 	/* A descriptor keeps the name it was opened by, so it has to be a new one. The old one
 	 * stays open: another job may be using it. */
-	rc = os_open(state->temporary, O_RDWR | O_DIRECT, 0);
+	rc = os_open(state->new.place.directory, state->new.temporary, O_RDWR | O_DIRECT, 0);
 	if (rc < 0)
 		return fail(object, rc, "open a file beside", err);
 	state->unnamed_fd = object->direct_fd;
@@ -606,50 +570,39 @@ static int file_need_name(struct pen_object *object, struct pen_error *err)
 	return 0;
 }
 
-static int publish(struct pen_object *object, struct pen_error *err)
+static int commit_in_place(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int rc = give_name(object, err);
+	int rc = os_fdatasync(object->fd);
 
+	/* A character device has nothing to flush. */
+	if (rc == -EINVAL && !S_ISREG(state->opened.st_mode))
+		rc = 0;
 	if (rc)
-		return rc;
-	rc = os_rename(state->temporary, state->target);
-	if (rc)
-		return fail(object, rc, "rename into place", err);
-	state->temporary[0] = 0;
-	return 0;
+		return fail(object, rc, "flush", err);
+	if (!state->created)
+		return 0;
+	rc = flush_directory(object, err);
+	state->created = rc;
+	return rc;
 }
 
 static int file_commit(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	const char *base;
-	int rc = 0;
+	const char *step;
+	int rc;
 
+	if (state->in_place)
+		return commit_in_place(object, err);
 	/* Committing again after the last step failed: only that step is missing. */
-	if (state->renamed)
-		return flush_directory(object, err);
-	if (!state->in_place)
-		rc = inherit(object, err);
-	if (rc)
-		return rc;
-	rc = os_fdatasync(object->fd);
-	/* A character device has nothing to flush. */
-	if (rc == -EINVAL && state->in_place && !S_ISREG(state->opened.st_mode))
-		rc = 0;
-	if (rc)
-		return fail(object, rc, "flush", err);
-	if (!state->in_place) {
-		rc = publish(object, err);
-		state->renamed = !rc;
-	} else if (state->created) {
-		name_temporary(state, &base);
-		state->temporary[0] = 0;
-		state->created = false;
-	} else {
-		return 0;
+	if (!state->renamed) {
+		rc = replacement_publish(&state->new, object->fd, &step);
+		if (rc)
+			return fail(object, rc, step, err);
+		state->renamed = true;
 	}
-	return rc ? rc : flush_directory(object, err);
+	return flush_directory(object, err);
 }
 
 const struct object_ops object_file_ops = {

@@ -53,10 +53,26 @@ int os_above_standard(int fd)
 	return moved;
 }
 
-int os_open(const char *path, int flags, mode_t mode)
+int os_open(int from, const char *path, int flags, mode_t mode)
 {
 	FAULT("open");
-	return os_above_standard(result(open(path, flags | O_CLOEXEC, mode)));
+	return os_above_standard(result(openat(from, path, flags | O_CLOEXEC, mode)));
+}
+
+int os_open_unnamed(int directory, mode_t mode)
+{
+	FAULT("O_TMPFILE");
+	return os_above_standard(
+		result(openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, mode)));
+}
+
+int os_reopen(int fd, int flags)
+{
+	char self[64];
+
+	FAULT("reopen");
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+	return os_above_standard(result(open(self, flags | O_CLOEXEC)));
 }
 
 int os_close(int fd)
@@ -87,10 +103,16 @@ int os_fstat(int fd, struct stat *st)
 	return result(fstat(fd, st));
 }
 
-int os_stat(const char *path, struct stat *st)
+int os_stat(int from, const char *path, struct stat *st)
 {
 	FAULT("stat");
-	return result(stat(path, st));
+	return result(fstatat(from, path, st, 0));
+}
+
+int os_lstat(int from, const char *path, struct stat *st)
+{
+	FAULT("lstat");
+	return result(fstatat(from, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
 int os_fallocate(int fd, uint64_t size)
@@ -117,6 +139,12 @@ int os_fsync(int fd)
 	return result(fsync(fd));
 }
 
+int os_syncfs(int fd)
+{
+	FAULT("syncfs");
+	return result(syncfs(fd));
+}
+
 int os_chmod(int fd, mode_t mode)
 {
 	FAULT("fchmod");
@@ -129,39 +157,46 @@ int os_chown(int fd, uid_t uid, gid_t gid)
 	return result(fchown(fd, uid, gid));
 }
 
-int os_link_fd(int fd, const char *path)
+int os_link_fd(int fd, int directory, const char *name)
 {
 	char self[64];
+	int rc = -sys_fault("linkat");
 
-	FAULT("linkat");
+	/* Not everybody may do it this way, who is told that there is nothing; /proc is the other
+	 * way, where it is mounted. */
+	if (!rc)
+		rc = result(linkat(fd, "", directory, name, AT_EMPTY_PATH));
+	if (rc != -ENOENT)
+		return rc;
+	FAULT("linkat /proc");
 	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
-	return result(linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW));
+	return result(linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW));
 }
 
-int os_rename(const char *from, const char *to)
+int os_rename(int directory, const char *from, const char *to)
 {
 	FAULT("rename");
-	return result(rename(from, to));
+	return result(renameat(directory, from, directory, to));
 }
 
-int os_unlink(const char *path)
+int os_unlink(int directory, const char *name)
 {
 	FAULT("unlink");
-	return result(unlink(path));
+	return result(unlinkat(directory, name, 0));
 }
 
-int os_may_write(const char *path)
+int os_may_write(int from, const char *path)
 {
 	FAULT("access");
-	return result(access(path, W_OK));
+	return result(faccessat(from, path, W_OK, 0));
 }
 
-int os_readlink(const char *path, char *target, size_t size)
+int os_readlink(int from, const char *path, char *target, size_t size)
 {
 	ssize_t n;
 
 	FAULT("readlink");
-	n = readlink(path, target, size - 1);
+	n = readlinkat(from, path, target, size - 1);
 	if (n < 0)
 		return -errno;
 	target[n] = 0;
@@ -180,11 +215,11 @@ int os_end(int fd, uint64_t *size)
 	return 0;
 }
 
-int os_list(const char *path, int (*each)(const char *name, void *context), void *context)
+int os_list(int from, const char *path, int (*each)(const char *name, void *context), void *context)
 {
 	struct dirent *entry;
 	DIR *directory;
-	int fd = os_open(path, O_RDONLY | O_DIRECTORY, 0), rc = sys_fault("fdopendir");
+	int fd = os_open(from, path, O_RDONLY | O_DIRECTORY, 0), rc = sys_fault("fdopendir");
 
 	if (fd < 0)
 		return fd;

@@ -12,30 +12,40 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* Files. None gets the numbers 0, 1 and 2: where a program runs with these closed, what somebody
+/*
+ * Files. Paths that do not begin with a slash start at the directory `from`; AT_FDCWD is where the
+ * process is.
+ *
+ * No descriptor gets the numbers 0, 1 and 2: where a program runs with these closed, what somebody
  * prints would end up in the file. os_above_standard() does that for descriptors made elsewhere;
- * the one it is given is closed if that fails. */
+ * the one it is given is closed if that fails.
+ */
 int os_above_standard(int fd);
-int os_open(const char *path, int flags, mode_t mode);
+int os_open(int from, const char *path, int flags, mode_t mode);
+int os_open_unnamed(int directory, mode_t mode);	/* O_TMPFILE, to read and write */
+int os_reopen(int fd, int flags);	/* the same file; needs /proc */
 int os_close(int fd);
 ssize_t os_pread(int fd, void *buffer, size_t length, uint64_t offset);
 ssize_t os_pwrite(int fd, const void *buffer, size_t length, uint64_t offset);
 int os_fstat(int fd, struct stat *st);
-int os_stat(const char *path, struct stat *st);
+int os_stat(int from, const char *path, struct stat *st);
+int os_lstat(int from, const char *path, struct stat *st);
 int os_fallocate(int fd, uint64_t size);
 int os_truncate(int fd, uint64_t size);
 int os_fdatasync(int fd);
 int os_fsync(int fd);
+int os_syncfs(int fd);
 int os_chmod(int fd, mode_t mode);
 int os_chown(int fd, uid_t uid, gid_t gid);
-int os_link_fd(int fd, const char *path);
-int os_rename(const char *from, const char *to);
-int os_unlink(const char *path);
-int os_may_write(const char *path);	/* access(2) */
-int os_readlink(const char *path, char *target, size_t size);
+int os_link_fd(int fd, int directory, const char *name);
+int os_rename(int directory, const char *from, const char *to);
+int os_unlink(int directory, const char *name);
+int os_may_write(int from, const char *path);	/* access(2) */
+int os_readlink(int from, const char *path, char *target, size_t size);
 int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
 /* Every name in a directory but "." and "..", in no order; ends early where each() is not 0. */
-int os_list(const char *path, int (*each)(const char *name, void *context), void *context);
+int os_list(int from, const char *path, int (*each)(const char *name, void *context),
+	    void *context);
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */

@@ -359,6 +359,17 @@ def test_an_exception_leaves_the_old_file(tmp_path):
     assert file.closed and path.read_text() == "old" and alone(path)
 
 
+def test_a_file_is_written_where_it_was_opened(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with penstock.File("out.bin", "w") as file:
+        file.write(noise(5000))
+        os.chdir("../b")
+    assert (tmp_path / "a" / "out.bin").read_bytes() == noise(5000)
+    assert not os.listdir(tmp_path / "b")
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "out"
     path.write_text("old")

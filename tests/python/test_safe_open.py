@@ -360,3 +360,12 @@ def test_files_are_closed(path):
         assert opened() == 0
     finally:
         gc.enable()
+
+
+def test_a_relative_name_is_kept_wherever_the_process_goes(path, tmp_path, monkeypatch):
+    other = tmp_path / path.name
+    save_file({"other": torch.ones(3)}, other)
+    monkeypatch.chdir(path.parent)
+    with penstock.safe_open(path.name, framework="pt") as file:
+        os.chdir(tmp_path)
+        assert torch.equal(file.get_tensor("row"), torch.arange(10))

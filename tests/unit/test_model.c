@@ -579,6 +579,26 @@ static void write_shards(unsigned int count)
 	free(text);
 }
 
+static int go_elsewhere(const char *name)
+{
+	if (!strcmp(name, "stat"))
+		CHECK(!chdir("/"));
+	return 0;
+}
+
+TEST(a_model_is_of_one_place_wherever_the_process_goes)
+{
+	write_shards(3);
+	CHECK(!chdir(folder()));
+	sys_fault_hook = go_elsewhere;
+	open_model(".");
+	sys_fault_hook = NULL;
+	CHECK_EQ(model->file_count, 3);
+	for (size_t i = 0; i < 3; i++)
+		CHECK_EQ(object_unchanged(model->files[i].object, &err), 0);
+	pen_model_close(model);
+}
+
 static void check_bytes(const struct pen_tensor *tensor, const unsigned char *bytes)
 {
 	for (uint64_t i = 0; i < tensor->bytes; i++)

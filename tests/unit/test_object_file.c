@@ -3,6 +3,7 @@
  * Files as objects. What is written shows only at commit, whole, under the old mode and owner;
  * without a commit it leaves no trace. What is read is told apart from what it was at open.
  */
+#include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include "io/object.h"
@@ -87,9 +88,7 @@ TEST(close_without_commit_leaves_no_trace)
 
 static int fail_tmpfile(const char *name)
 {
-	static int opens;
-
-	return !strcmp(name, "open") && opens++ == 0 ? EOPNOTSUPP : 0;
+	return !strcmp(name, "O_TMPFILE") ? EOPNOTSUPP : 0;
 }
 
 TEST(without_unnamed_files_it_is_the_same)
@@ -97,12 +96,12 @@ TEST(without_unnamed_files_it_is_the_same)
 	const char *path = in_scratch("new");
 
 	for (int commit = 0; commit < 2; commit++) {
-		sys_fault_hook = commit ? sys_fault_hook : fail_tmpfile;
+		sys_fault_hook = fail_tmpfile;
 		CHECK_EQ(open_object(path, PEN_WRITE, 7000), 0);
 		sys_fault_hook = NULL;
 		fill_object(7000);
 		CHECK(access(path, F_OK) < 0);
-		CHECK_EQ(entries_in(scratch), commit ? 0 : 1);
+		CHECK_EQ(entries_in(scratch), 1);
 		if (commit)
 			CHECK_EQ(pen_object_commit(object, &err), 0);
 		close_object();
@@ -189,6 +188,202 @@ TEST(names_without_a_directory_and_long_names_work)
 	CHECK(!chdir("/"));
 }
 
+static const char *failing;
+
+static int fail_named(const char *name)
+{
+	return !strcmp(name, failing) ? EIO : 0;
+}
+
+static int cachestat_error;
+
+static int fail_cachestat(const char *name)
+{
+	return !strcmp(name, "cachestat") ? cachestat_error : 0;
+}
+
+static void go_to(const char *folder)
+{
+	CHECK(!mkdir(in_scratch(folder), 0755) || errno == EEXIST);
+	CHECK(!chdir(in_scratch(folder)));
+}
+
+TEST(a_name_leads_where_it_led_at_open_wherever_the_process_goes)
+{
+	in_scratch("");
+	go_to("a");
+	CHECK_EQ(open_object("out", PEN_WRITE, 100), 0);
+	fill_object(100);
+	go_to("b");
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK_EQ(good_bytes(in_scratch("a/out")), 100);
+	CHECK_EQ(entries_in(in_scratch("b")), 0);
+	/* A directory that is moved takes its files along. */
+	go_to("a");
+	CHECK_EQ(open_object("../a/out", PEN_WRITE, 200), 0);
+	fill_object(200);
+	CHECK(!rename(in_scratch("a"), in_scratch("c")) && !mkdir(in_scratch("a"), 0755));
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK_EQ(good_bytes(in_scratch("c/out")), 200);
+	CHECK_EQ(entries_in(in_scratch("a")), 0);
+	/* One that is created in place and never committed goes, and none of the same name. */
+	go_to("a");
+	CHECK_EQ(open_object("new", PEN_WRITE_IN_PLACE, 10), 0);
+	go_to("b");
+	make_file("b/new", 10);
+	close_object();
+	CHECK_EQ(entries_in(in_scratch("a")), 0);
+	CHECK_EQ(entries_in(in_scratch("b")), 1);
+	CHECK(!chdir("/"));
+}
+
+TEST(a_file_that_is_read_keeps_its_name_wherever_the_process_goes)
+{
+	in_scratch("");
+	go_to("b");
+	make_file("b/in", 10);
+	go_to("a");
+	make_file("a/in", 5000);
+	CHECK_EQ(open_object("in", PEN_READ, 0), 0);
+	object->keeps_name = true;
+	go_to("b");
+	CHECK_EQ(object_unchanged(object, &err), 0);
+	CHECK(!rename(in_scratch("b/in"), in_scratch("a/in")));
+	CHECK_EQ(object_unchanged(object, &err), -ESTALE);
+	CHECK(strstr(err.message, "took its name"));
+	close_object();
+	CHECK(!chdir("/"));
+}
+
+TEST(links_that_lead_round_in_a_circle_are_refused)
+{
+	CHECK(!symlink("two", in_scratch("one")) && !symlink("one", in_scratch("two")));
+	CHECK_EQ(open_object(in_scratch("one"), PEN_WRITE, 10), -ELOOP);
+	CHECK(err.hint[0]);
+}
+
+TEST(links_to_directories_and_of_proc_are_followed)
+{
+	char self[64];
+	int fd;
+
+	CHECK(!mkdir(in_scratch("real"), 0755) && !symlink("real/", in_scratch("folder")));
+	CHECK(!symlink("folder/../folder/file", in_scratch("link")));
+	replace(in_scratch("link"), 100);
+	replace(in_scratch("link"), 200);
+	CHECK_EQ(good_bytes(in_scratch("real/file")), 200);
+	CHECK_EQ(entries_in(in_scratch("real")), 1);
+	CHECK_EQ(open_object(in_scratch("folder"), PEN_WRITE, 10), -EISDIR);
+	fd = open(in_scratch("real/file"), O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0);
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+	if (access(self, F_OK))
+		SKIP("there is no /proc");
+	replace(self, 300);
+	CHECK_EQ(good_bytes(in_scratch("real/file")), 300);
+	/* The one that the link leads to is gone now: there is nothing to replace. */
+	CHECK_EQ(open_object(self, PEN_WRITE, 10), -ENOENT);
+	CHECK(strstr(err.message, "by a name of its own") && err.hint[0]);
+	CHECK_EQ(entries_in(in_scratch("real")), 1);
+	close(fd);
+}
+
+/* Whatever commit needs was had at open: it cannot fail after the target was replaced. */
+TEST(a_commit_opens_nothing_to_flush_the_directory)
+{
+	const char *path = make_file("old", 10);
+	struct rlimit limit, tight;
+
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+	fill_object(100);
+	CHECK(!unlink(path));
+	tight = limit;
+	tight.rlim_cur = 3;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &tight));
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	close_object();
+	CHECK_EQ(good_bytes(path), 100);
+}
+
+TEST(a_directory_that_must_not_be_read_is_written_to)
+{
+	bool flushed = true;
+
+	CHECK(!mkdir(in_scratch("blind"), 0777) && !chmod(in_scratch("blind"), 0333));
+	CHECK(!chmod(scratch, 0755));
+	if (!geteuid() && seteuid(65534))
+		SKIP("root may read everywhere, and cannot become someone else");
+	for (int i = 1; i < 3; i++)
+		replace(in_scratch("blind/file"), 100u * (unsigned int)i);
+	CHECK_EQ(good_bytes(in_scratch("blind/file")), 200);
+	CHECK_EQ(open_object(in_scratch("blind/file"), PEN_WRITE, 10), 0);
+	failing = "syncfs";
+	sys_fault_hook = fail_named;
+	flushed = !pen_object_commit(object, &err);
+	sys_fault_hook = NULL;
+	CHECK(!flushed && strstr(err.hint, "power loss"));
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK(!getuid() ? !seteuid(0) : 1);
+}
+
+static void be_without_proc(void)
+{
+	if (geteuid() || unshare(CLONE_NEWNS))
+		SKIP("only root can unmount /proc for itself");
+	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) || umount2("/proc", MNT_DETACH))
+		SKIP("/proc cannot be unmounted here");
+	CHECK(access("/proc/self", F_OK) < 0);
+}
+
+TEST(without_proc_files_are_written_and_read_all_the_same)
+{
+	const char *path = in_scratch("file");
+	bool direct;
+
+	CHECK_EQ(open_object(make_file("probe", 10), PEN_READ, 0), 0);
+	direct = object->direct_fd >= 0;
+	close_object();
+	be_without_proc();
+	for (int i = 1; i < 3; i++)
+		replace(path, 100u * (unsigned int)i);
+	CHECK_EQ(good_bytes(path), 200);
+	cachestat_error = EPERM;
+	sys_fault_hook = fail_cachestat;
+	CHECK_EQ(open_object(path, PEN_READ, 0), 0);
+	sys_fault_hook = NULL;
+	CHECK_EQ(object->direct_fd >= 0, direct);
+	CHECK_TEXT(object_residency_method(object), "samples");
+	close_object();
+	CHECK_EQ(entries_in(scratch), 2);
+}
+
+static int fail_naming(const char *name)
+{
+	return !strncmp(name, "linkat", 6) || !strcmp(name, "reopen") ? ENOENT : 0;
+}
+
+/* As an ordinary user finds it on older kernels without /proc. */
+TEST(a_file_that_could_not_be_named_later_has_a_name_from_the_start)
+{
+	const char *path = in_scratch("file");
+
+	for (int i = 1; i < 3; i++) {
+		sys_fault_hook = fail_naming;
+		replace(path, 100u * (unsigned int)i);
+		CHECK_EQ(good_bytes(path), 100 * i);
+		CHECK_EQ(open_object(path, PEN_WRITE, 7000), 0);
+		CHECK_EQ(entries_in(scratch), 2);
+		close_object();
+		CHECK_EQ(entries_in(scratch), 1);
+		sys_fault_hook = NULL;
+	}
+}
+
 TEST(in_place_overwrites_the_file_itself)
 {
 	const char *path = make_file("old", 5000);
@@ -228,16 +423,10 @@ TEST(commit_is_once_and_only_for_what_is_written)
 	close_object();
 }
 
-static const char *failing;
-
-static int fail_named(const char *name)
-{
-	return !strcmp(name, failing) ? EIO : 0;
-}
-
 TEST(a_commit_that_fails_changes_nothing)
 {
-	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "stat" };
+	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "fstat",
+						"lstat" };
 	const char *path = make_file("old", 5000);
 
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
@@ -504,13 +693,6 @@ TEST(residency_is_nothing_after_dropping_and_all_after_reading)
 	close_object();
 }
 
-static int cachestat_error;
-
-static int fail_cachestat(const char *name)
-{
-	return !strcmp(name, "cachestat") ? cachestat_error : 0;
-}
-
 TEST(an_old_kernel_is_asked_by_mincore)
 {
 	uint64_t resident;
@@ -624,7 +806,7 @@ TEST(no_file_takes_the_place_of_a_standard_stream)
 	CHECK(standard_streams_are_closed());
 	close_object();
 	CHECK_EQ(good_bytes(path), 20000);
-	CHECK_EQ(os_list(scratch, note_name, &taken), 0);
+	CHECK_EQ(os_list(AT_FDCWD, scratch, note_name, &taken), 0);
 	CHECK(!taken);
 	failing = "fcntl";
 	sys_fault_hook = fail_named;
@@ -651,9 +833,7 @@ TEST(a_commit_tried_again_leaves_no_litter)
 
 static int fail_direct(const char *name)
 {
-	static int opens;
-
-	return !strcmp(name, "open") && ++opens == 2 ? EINVAL : 0;
+	return !strcmp(name, "reopen") ? EINVAL : 0;
 }
 
 TEST(a_store_without_direct_access_says_why)

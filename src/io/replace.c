@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT */
+/* Where a name leads, and the file that will be found there; see replace.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "io/replace.h"
+#include "sys/os.h"
+
+/* As many as the kernel follows. */
+#define LINKS_MAX 40
+
+/* ---------------------------------------------------------------------------------- places -- */
+
+/* Go on to the directory of `path`, which starts at the place's own or, for none, at `start`. */
+static int enter(int start, const char *path, struct place *place)
+{
+	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+	char folder[PATH_MAX];
+	int fd;
+
+	if (strlen(base) > NAME_MAX)
+		return -ENAMETOOLONG;
+	/* With its slash, so that the root is itself. */
+	snprintf(folder, sizeof(folder), "%.*s", (int)(base - path), path);
+	fd = os_open(place->directory < 0 ? start : place->directory, slash ? folder : ".",
+		     O_PATH | O_DIRECTORY, 0);
+	if (fd < 0)
+		return fd;
+	place_leave(place);
+	place->directory = fd;
+	strcpy(place->base, base);
+	return 0;
+}
+
+/* Links to the end, even of one that leads to nothing yet: what it points to is created. */
+static int follow(int start, const char *name, struct place *place)
+{
+	char path[PATH_MAX];
+	int rc;
+
+	if (strlen(name) >= sizeof(path))
+		return -ENAMETOOLONG;
+	strcpy(path, name);
+	for (int links = 0; links <= LINKS_MAX; links++) {
+		rc = enter(start, path, place);
+		if (rc)
+			return rc;
+		if (!place->base[0])
+			return -EISDIR;
+		rc = os_readlink(place->directory, place->base, path, sizeof(path));
+		/* It is no link, or not there. */
+		if (rc == -EINVAL || rc == -ENOENT)
+			return 0;
+		if (rc)
+			return rc;
+	}
+	return -ELOOP;
+}
+
+int place_find(int start, const char *name, struct place *place)
+{
+	int rc, fd;
+
+	place->directory = -1;
+	rc = follow(start, name, place);
+	/* Now, as later it may not be possible any more: to flush it, it has to be readable. */
+	fd = rc ? rc : os_open(place->directory, ".", O_RDONLY | O_DIRECTORY, 0);
+	place->listable = fd >= 0;
+	if (fd < 0 && fd != -EACCES) {
+		place_leave(place);
+		return fd;
+	}
+	if (fd >= 0) {
+		os_close(place->directory);
+		place->directory = fd;
+	}
+	return 0;
+}
+
+int place_flush(const struct place *place, int fd)
+{
+	/* A directory that must not be read cannot be flushed by itself. */
+	int rc = place->listable ? os_fsync(place->directory) : os_syncfs(fd);
+
+	/* Some file systems have no notion of it. */
+	return rc == -EINVAL || rc == -EROFS ? 0 : rc;
+}
+
+void place_leave(struct place *place)
+{
+	if (place->directory >= 0)
+		os_close(place->directory);
+	place->directory = -1;
+}
+
+/* ---------------------------------------------------------------------------- replacements -- */
+
+static void make_name(struct replacement *new)
+{
+	static atomic_uint counter;
+
+	/* Long names are cut so that ours stays within NAME_MAX. */
+	snprintf(new->temporary, sizeof(new->temporary), ".%.200s.penstock-%d-%u",
+		 new->place.base, getpid(), atomic_fetch_add(&counter, 1));
+}
+
+static int create_named(struct replacement *new)
+{
+	int fd;
+
+	make_name(new);
+	fd = os_open(new->place.directory, new->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
+	if (fd < 0)
+		new->temporary[0] = 0;
+	return fd;
+}
+
+/* Can it be given a name later? By trying, with one that is taken: versions do not tell. */
+static bool can_be_named(struct replacement *new, int fd)
+{
+	return os_link_fd(fd, new->place.directory, ".") == -EEXIST;
+}
+
+int replacement_create(struct replacement *new, const char **step)
+{
+	int fd = os_open_unnamed(new->place.directory, 0666);
+
+	*step = "create a file beside";
+	if (fd >= 0 && can_be_named(new, fd))
+		return fd;
+	if (fd >= 0)
+		os_close(fd);
+	else if (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -EINVAL)
+		return fd;
+	return create_named(new);
+}
+
+int replacement_name(struct replacement *new, int fd, const char **step)
+{
+	int rc;
+
+	*step = "name a file beside";
+	if (new->temporary[0])
+		return 0;
+	make_name(new);
+	rc = os_link_fd(fd, new->place.directory, new->temporary);
+	if (rc)
+		new->temporary[0] = 0;
+	return rc;
+}
+
+/* What the file it replaces had: mode and, where we may, owner. */
+static int inherit(struct replacement *new, int fd, const char **step)
+{
+	struct stat old, own;
+	int rc = os_lstat(new->place.directory, new->place.base, &old);
+
+	*step = "stat";
+	if (rc)
+		return rc == -ENOENT ? 0 : rc;
+	rc = os_fstat(fd, &own);
+	if (rc)
+		return rc;
+	if (old.st_uid != own.st_uid || old.st_gid != own.st_gid) {
+		*step = "keep the owner of";
+		rc = os_chown(fd, old.st_uid, old.st_gid);
+		/* Not ours to give away; keep the group at least. */
+		if (rc == -EPERM)
+			rc = os_chown(fd, (uid_t)-1, old.st_gid);
+		if (rc && rc != -EPERM)
+			return rc;
+	}
+	/* After chown, which clears set-id bits. */
+	*step = "keep the mode of";
+	return os_chmod(fd, old.st_mode & 07777);
+}
+
+int replacement_publish(struct replacement *new, int fd, const char **step)
+{
+	int rc = inherit(new, fd, step);
+
+	if (rc)
+		return rc;
+	*step = "flush";
+	rc = os_fdatasync(fd);
+	if (!rc)
+		rc = replacement_name(new, fd, step);
+	if (rc)
+		return rc;
+	*step = "rename into place";
+	rc = os_rename(new->place.directory, new->temporary, new->place.base);
+	if (!rc)
+		new->temporary[0] = 0;
+	return rc;
+}
+
+void replacement_drop(struct replacement *new)
+{
+	if (new->temporary[0])
+		os_unlink(new->place.directory, new->temporary);
+	new->temporary[0] = 0;
+}

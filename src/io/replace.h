@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef IO_REPLACE_H
+#define IO_REPLACE_H
+/*
+ * A file that will take the place of another, or a free one. It is made in the directory of that
+ * place and has no name, or a temporary one, until it is published.
+ *
+ * Invariants
+ *   1. A name is resolved once. What happens to the names on the way there afterwards, and where
+ *      the process goes meanwhile, changes nothing.
+ *   2. Whatever publishing needs is at hand from the start, except for the target's own rights.
+ */
+#include <limits.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+
+/* Where a name leads: a directory, held open, and a name in it that is no link. */
+struct place {
+	int directory;			/* -1: none */
+	bool listable;			/* the directory may be read, so it can be flushed */
+	char base[NAME_MAX + 1];
+};
+
+/* `name` starts at the directory `start`, like the paths of os.h. -EISDIR if it ends in a slash. */
+int place_find(int start, const char *name, struct place *place);
+/* Make the names in it durable; `fd` is any file there. */
+int place_flush(const struct place *place, int fd);
+void place_leave(struct place *place);
+
+struct replacement {
+	struct place place;
+	char temporary[NAME_MAX + 1];	/* "" while the new file has no name */
+};
+
+/* Each of these says in `step` what failed, in words that the target's name follows. */
+int replacement_create(struct replacement *new, const char **step);	/* its descriptor */
+int replacement_name(struct replacement *new, int fd, const char **step);
+int replacement_publish(struct replacement *new, int fd, const char **step);
+
+/* Not published, and not to be: no name stays. */
+void replacement_drop(struct replacement *new);
+
+#endif
