@@ -147,10 +147,21 @@ int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
 uint64_t pen_object_size(const struct pen_object *object);
 
 /*
- * Make what was written durable and visible under its name: data flushed, renamed into place,
- * directory flushed; a replaced file's mode and owner are kept. After an error the target is as it
- * was; only if the last step fails it is the new one, and might not survive a power loss (commit
- * again to try that step again). In place, it only makes durable what is visible already.
+ * Make what was written durable and visible under its name: data flushed, put into place, directory
+ * flushed. The place is the one that the name led to when the object was opened, through links to
+ * their end, wherever the process has gone since.
+ *
+ * A replaced file's mode, access list (ACL) and extended attributes are kept, and its owner and
+ * group as far as the process may give files away; not kept are attributes that vouch for the old
+ * bytes (file capabilities, integrity marks). What cannot be kept makes rights narrower, never
+ * wider: a set-id bit goes with its owner, another group gets no more than everybody, and where
+ * the access list cannot be read or kept only the owner's rights stay. A new file has the rights
+ * of any other that is created there. All that is settled before the file is visible under its
+ * name; until then nobody else can open it.
+ *
+ * After an error the target is as it was; only if the last step fails it is the new one, and might
+ * not survive a power loss (commit again to try that step again). In place, it only makes durable
+ * what is visible already.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 

@@ -4,7 +4,7 @@
  * file system allows. For writing, the bytes go to a file beside the target that has no name yet:
  *
  *   open: O_TMPFILE, space reserved
- *   commit: flushed -> given a temporary name -> renamed over the target -> directory flushed
+ *   commit: given the target's rights -> flushed -> given a temporary name -> renamed over the target -> directory flushed
  *   close without commit: the kernel frees the unnamed file, also after kill -9
  *
  * Where O_TMPFILE is not to be had the file has its temporary name from the start, and close

@@ -107,15 +107,38 @@ static void make_name(struct replacement *new)
 		 new->place.base, getpid(), atomic_fetch_add(&counter, 1));
 }
 
-static int create_named(struct replacement *new)
+static int create_temporary(struct replacement *new, mode_t mode)
 {
 	int fd;
 
 	make_name(new);
-	fd = os_open(new->place.directory, new->temporary, O_RDWR | O_CREAT | O_EXCL, 0666);
+	fd = os_open(new->place.directory, new->temporary, O_RDWR | O_CREAT | O_EXCL, mode);
 	if (fd < 0)
 		new->temporary[0] = 0;
 	return fd;
+}
+
+static int learn_mode(struct replacement *new, int fd)
+{
+	struct stat st;
+	int rc = os_fstat(fd, &st);
+
+	new->mode = st.st_mode & 07777;
+	return rc;
+}
+
+/* To ask for the umask is to change it, and a directory may give rights of its own: make an empty
+ * file as anybody would. */
+static int try_mode(struct replacement *new)
+{
+	int fd = create_temporary(new, 0666), rc;
+
+	if (fd < 0)
+		return fd;
+	rc = learn_mode(new, fd);
+	replacement_drop(new);
+	os_close(fd);
+	return rc;
 }
 
 /* Can it be given a name later? By trying, with one that is taken: versions do not tell. */
@@ -126,19 +149,22 @@ static bool can_be_named(struct replacement *new, int fd)
 
 int replacement_create(struct replacement *new, const char **step)
 {
-	int fd = os_open_unnamed(new->place.directory, 0666);
+	int fd = os_open_unnamed(new->place.directory, 0666), rc;
 
 	*step = "create a file beside";
-	if (fd >= 0 && can_be_named(new, fd))
-		return fd;
-	if (fd >= 0)
+	if (fd >= 0) {
+		rc = learn_mode(new, fd);
+		if (!rc && can_be_named(new, fd))
+			return fd;
 		os_close(fd);
-	else if (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -EINVAL)
-		return fd;
-	return create_named(new);
+	} else {
+		rc = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -EINVAL ? try_mode(new) : fd;
+	}
+	/* With a name it can be opened by others; what it may hold is not theirs to read yet. */
+	return rc ? rc : create_temporary(new, 0600);
 }
 
-int replacement_name(struct replacement *new, int fd, const char **step)
+static int link_temporary(struct replacement *new, int fd, const char **step)
 {
 	int rc;
 
@@ -152,42 +178,27 @@ int replacement_name(struct replacement *new, int fd, const char **step)
 	return rc;
 }
 
-/* What the file it replaces had: mode and, where we may, owner. */
-static int inherit(struct replacement *new, int fd, const char **step)
+int replacement_name(struct replacement *new, int fd, const char **step)
 {
-	struct stat old, own;
-	int rc = os_lstat(new->place.directory, new->place.base, &old);
+	int rc;
 
-	*step = "stat";
-	if (rc)
-		return rc == -ENOENT ? 0 : rc;
-	rc = os_fstat(fd, &own);
-	if (rc)
-		return rc;
-	if (old.st_uid != own.st_uid || old.st_gid != own.st_gid) {
-		*step = "keep the owner of";
-		rc = os_chown(fd, old.st_uid, old.st_gid);
-		/* Not ours to give away; keep the group at least. */
-		if (rc == -EPERM)
-			rc = os_chown(fd, (uid_t)-1, old.st_gid);
-		if (rc && rc != -EPERM)
-			return rc;
-	}
-	/* After chown, which clears set-id bits. */
-	*step = "keep the mode of";
-	return os_chmod(fd, old.st_mode & 07777);
+	if (new->temporary[0])
+		return 0;
+	*step = "protect a file beside";
+	rc = os_chmod(fd, 0600);
+	return rc ? rc : link_temporary(new, fd, step);
 }
 
 int replacement_publish(struct replacement *new, int fd, const char **step)
 {
-	int rc = inherit(new, fd, step);
+	int rc = inherit(&new->place, fd, new->mode, step);
 
 	if (rc)
 		return rc;
 	*step = "flush";
 	rc = os_fdatasync(fd);
 	if (!rc)
-		rc = replacement_name(new, fd, step);
+		rc = link_temporary(new, fd, step);
 	if (rc)
 		return rc;
 	*step = "rename into place";

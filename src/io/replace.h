@@ -9,6 +9,8 @@
  *   1. A name is resolved once. What happens to the names on the way there afterwards, and where
  *      the process goes meanwhile, changes nothing.
  *   2. Whatever publishing needs is at hand from the start, except for the target's own rights.
+ *   3. A new file that has a temporary name while it is written is its owner's alone. The rights it
+ *      will have are set before it is found under the name of the target.
  */
 #include <limits.h>
 #include <stdbool.h>
@@ -30,12 +32,18 @@ void place_leave(struct place *place);
 struct replacement {
 	struct place place;
 	char temporary[NAME_MAX + 1];	/* "" while the new file has no name */
+	mode_t mode;			/* that a file gets which is plainly created there */
 };
 
 /* Each of these says in `step` what failed, in words that the target's name follows. */
 int replacement_create(struct replacement *new, const char **step);	/* its descriptor */
+/* Before anything is written to it: with a name, it is its owner's alone until it is published. */
 int replacement_name(struct replacement *new, int fd, const char **step);
 int replacement_publish(struct replacement *new, int fd, const char **step);
+
+/* Give the file the rights of the one it replaces, and what else is attached to that; where there
+ * is none its mode is `fresh`. (inherit.c) */
+int inherit(const struct place *place, int fd, mode_t fresh, const char **step);
 
 /* Not published, and not to be: no name stays. */
 void replacement_drop(struct replacement *new);

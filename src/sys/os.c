@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 #include "base/text.h"
@@ -155,6 +156,30 @@ int os_chown(int fd, uid_t uid, gid_t gid)
 {
 	FAULT("fchown");
 	return result(fchown(fd, uid, gid));
+}
+
+int os_attributes(int fd, char *names, size_t size)
+{
+	FAULT("flistxattr");
+	return result(flistxattr(fd, names, size));
+}
+
+int os_attribute(int fd, const char *name, void *value, size_t size)
+{
+	FAULT("fgetxattr");
+	return result(fgetxattr(fd, name, value, size));
+}
+
+int os_set_attribute(int fd, const char *name, const void *value, size_t size)
+{
+	FAULT("fsetxattr");
+	return result(fsetxattr(fd, name, value, size, 0));
+}
+
+int os_remove_attribute(int fd, const char *name)
+{
+	FAULT("fremovexattr");
+	return result(fremovexattr(fd, name));
 }
 
 int os_link_fd(int fd, int directory, const char *name)

@@ -37,6 +37,10 @@ int os_fsync(int fd);
 int os_syncfs(int fd);
 int os_chmod(int fd, mode_t mode);
 int os_chown(int fd, uid_t uid, gid_t gid);
+int os_attributes(int fd, char *names, size_t size);	/* flistxattr(2): bytes of names */
+int os_attribute(int fd, const char *name, void *value, size_t size);	/* bytes of its value */
+int os_set_attribute(int fd, const char *name, const void *value, size_t size);
+int os_remove_attribute(int fd, const char *name);
 int os_link_fd(int fd, int directory, const char *name);
 int os_rename(int directory, const char *from, const char *to);
 int os_unlink(int directory, const char *name);

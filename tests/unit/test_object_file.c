@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/xattr.h>
 #include "io/object.h"
 #include "scratch.h"
 #include "sys/fault.h"
@@ -41,6 +42,13 @@ static void replace(const char *path, uint64_t size)
 	fill_object(size);
 	CHECK_EQ(pen_object_commit(object, &err), 0);
 	close_object();
+}
+
+static const char *failing;
+
+static int fail_named(const char *name)
+{
+	return !strcmp(name, failing) ? EIO : 0;
 }
 
 TEST(nothing_is_visible_before_commit)
@@ -150,6 +158,170 @@ TEST(a_replaced_file_keeps_its_owner)
 	CHECK_EQ(st.st_mode & 07777, 04711);
 }
 
+/* An access list, as the kernel has it: owner rw-, user 1234 r--, group as said, others none. */
+struct access_list {
+	uint32_t version;
+	struct {
+		uint16_t tag, rights;
+		uint32_t id;
+	} entries[5];
+};
+
+static struct access_list access_list(uint16_t named, uint16_t mask)
+{
+	return (struct access_list){ 2, { { 1, 6, UINT32_MAX }, { 2, named, 1234 },
+					  { 4, 0, UINT32_MAX }, { 16, mask, UINT32_MAX },
+					  { 32, 0, UINT32_MAX } } };
+}
+
+static void set_access_list(const char *path, const char *kind, uint16_t named, uint16_t mask)
+{
+	struct access_list list = access_list(named, mask);
+
+	if (setxattr(path, kind, &list, sizeof(list), 0))
+		SKIP("no access lists here");
+}
+
+static bool has_access_list(const char *path, uint16_t named, uint16_t mask)
+{
+	struct access_list list = access_list(named, mask), found;
+
+	return getxattr(path, "system.posix_acl_access", &found, sizeof(found)) ==
+		       sizeof(found) &&
+	       !memcmp(&list, &found, sizeof(list));
+}
+
+static unsigned int mode_of(const char *path)
+{
+	struct stat st;
+
+	CHECK(!lstat(path, &st));
+	return st.st_mode & 07777;
+}
+
+TEST(a_replaced_file_keeps_its_access_list_and_attributes)
+{
+	const char *path = make_file("old", 10);
+	char value[8];
+
+	set_access_list(path, "system.posix_acl_access", 4, 4);
+	CHECK(!setxattr(path, "user.of", "old", 3, 0));
+	CHECK(geteuid() || !setxattr(path, "trusted.of", "root", 4, 0));
+	replace(path, 20);
+	CHECK(has_access_list(path, 4, 4));
+	CHECK_EQ(mode_of(path), 0640);
+	CHECK_EQ(getxattr(path, "user.of", value, sizeof(value)), 3);
+	CHECK(!memcmp(value, "old", 3));
+	CHECK(geteuid() || getxattr(path, "trusted.of", value, sizeof(value)) == 4);
+}
+
+TEST(a_replaced_file_is_not_opened_to_whom_its_lost_access_list_kept_out)
+{
+	const char *path = make_file("old", 10);
+	static const char *const calls[] = { "fsetxattr", "fgetxattr" };
+
+	for (size_t i = 0; i < 2; i++) {
+		set_access_list(path, "system.posix_acl_access", 0, 6);
+		CHECK_EQ(mode_of(path), 0660);
+		CHECK_EQ(open_object(path, PEN_WRITE, 10), 0);
+		failing = calls[i];
+		sys_fault_hook = fail_named;
+		CHECK_EQ(pen_object_commit(object, &err), 0);
+		sys_fault_hook = NULL;
+		close_object();
+		CHECK_EQ(mode_of(path), 0600);
+	}
+}
+
+static void check_listed_folder(void)
+{
+	int fd = open(in_scratch("listed/plain"), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+
+	CHECK(fd >= 0 && !close(fd));
+	CHECK(has_access_list(in_scratch("listed/plain"), 4, 6));
+	replace(in_scratch("listed/new"), 20);
+	CHECK(has_access_list(in_scratch("listed/new"), 4, 6));
+	CHECK_EQ(mode_of(in_scratch("listed/new")), mode_of(in_scratch("listed/plain")));
+	CHECK(!unlink(in_scratch("listed/new")));
+	/* One that has no list of its own gets none by being replaced. */
+	CHECK(!removexattr(in_scratch("listed/plain"), "system.posix_acl_access"));
+	CHECK(!chmod(in_scratch("listed/plain"), 0640));
+	replace(in_scratch("listed/plain"), 20);
+	CHECK(getxattr(in_scratch("listed/plain"), "system.posix_acl_access", NULL, 0) < 0);
+	CHECK_EQ(mode_of(in_scratch("listed/plain")), 0640);
+	CHECK(!unlink(in_scratch("listed/plain")));
+}
+
+TEST(a_new_file_has_the_rights_that_its_directory_gives)
+{
+	CHECK(!mkdir(in_scratch("listed"), 0755));
+	set_access_list(in_scratch("listed"), "system.posix_acl_default", 4, 7);
+	check_listed_folder();
+	sys_fault_hook = fail_tmpfile;
+	check_listed_folder();
+}
+
+/* The only file in the scratch directory whose name begins with a dot; "" without one. */
+static int find_hidden(const char *name, void *context)
+{
+	if (name[0] == '.')
+		strcpy(context, name);
+	return 0;
+}
+
+static const char *hidden_file(void)
+{
+	char name[NAME_MAX + 1] = "";
+
+	CHECK_EQ(os_list(AT_FDCWD, scratch, find_hidden, name), 0);
+	CHECK(name[0]);
+	return in_scratch(name);
+}
+
+static void check_hidden(const char *path, unsigned int wanted, bool by_need)
+{
+	if (!by_need)
+		sys_fault_hook = fail_tmpfile;
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+	sys_fault_hook = NULL;
+	if (by_need)
+		CHECK_EQ(object_need_name(object, &err), 0);
+	fill_object(100);
+	CHECK_EQ(mode_of(hidden_file()), 0600);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK_EQ(mode_of(path), wanted);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+TEST(a_file_with_a_temporary_name_is_its_owners_alone)
+{
+	const char *path = in_scratch("file");
+
+	umask(002);
+	for (int by_need = 0; by_need < 2; by_need++) {
+		check_hidden(path, 0664, by_need);
+		CHECK(!chmod(path, 0640));
+		check_hidden(path, 0640, by_need);
+		CHECK(!chmod(path, 0600));
+		check_hidden(path, 0600, by_need);
+		CHECK(!unlink(path));
+	}
+}
+
+TEST(rights_that_belong_to_another_owner_are_not_inherited)
+{
+	const char *path = make_file("old", 10);
+
+	if (geteuid())
+		SKIP("only root can give files away");
+	CHECK(!chown(path, 1234, 2345) && !chmod(path, 06676) && !chmod(scratch, 0777));
+	CHECK(!setegid(65534) && !seteuid(65534));
+	replace(path, 20);
+	CHECK(!seteuid(0) && !setegid(0));
+	CHECK_EQ(mode_of(path), 0666);
+}
+
 TEST(a_link_stays_a_link_and_its_file_changes)
 {
 	const char *path = make_file("old", 10);
@@ -186,13 +358,6 @@ TEST(names_without_a_directory_and_long_names_work)
 	replace(name, 100);
 	CHECK_EQ(good_bytes(name), 100);
 	CHECK(!chdir("/"));
-}
-
-static const char *failing;
-
-static int fail_named(const char *name)
-{
-	return !strcmp(name, failing) ? EIO : 0;
 }
 
 static int cachestat_error;
@@ -426,9 +591,11 @@ TEST(commit_is_once_and_only_for_what_is_written)
 TEST(a_commit_that_fails_changes_nothing)
 {
 	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "fstat",
-						"lstat" };
+						"lstat", "open", "flistxattr",
+						"fgetxattr" };
 	const char *path = make_file("old", 5000);
 
+	CHECK(!chmod(path, 0640) && !setxattr(path, "user.of", "old", 3, 0));
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
 		CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
 		fill_object(100);
@@ -518,7 +685,7 @@ TEST(directories_pipes_and_absent_files_are_refused)
 	pen_object_close(NULL);
 }
 
-/* Files of /proc are regular and have size 0, whatever they hold and however a read of them ends. */
+/* Files of /proc are regular and of size 0, whatever they hold and however a read of them ends. */
 TEST(files_that_do_not_tell_their_size_are_refused)
 {
 	static const char *const paths[] = { "/proc/self/mem", "/proc/self/status",
