@@ -138,7 +138,10 @@ enum pen_mode {
  *                   the same behind a made-up store: each request waits `latency`, all share `rate`
  *                   bytes a second, and beyond `knee` bytes in flight the rate falls by 30 %
  * `size` is how large a written object will be (space is reserved at once); 0 where not known or
- * for PEN_READ. With PEN_WRITE the bytes go to an unnamed file beside the target.
+ * for PEN_READ. With PEN_WRITE the bytes go to an unnamed file beside the target; where there is
+ * none to be had, to one with a temporary name (".NAME.penstock-NUMBER", NAME cut to 100 bytes). If
+ * its writer is killed, the next one in that directory removes it; on file systems that other
+ * machines write to as well it stays.
  */
 int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
 		    struct pen_object **object, struct pen_error *err);

@@ -171,7 +171,8 @@ int inherit(const struct place *place, int fd, mode_t fresh, const char **step)
 		return rc;
 	if (rc || !S_ISREG(st.st_mode)) {
 		*step = "set the mode of";
-		return set_mode(fd, fresh);
+		rc = set_mode(fd, fresh);
+		return rc ? rc : 1;
 	}
 	*step = "keep the attributes of";
 	old = os_open(place->directory, place->base, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);

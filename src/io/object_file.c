@@ -4,15 +4,18 @@
  * file system allows. For writing, the bytes go to a file beside the target that has no name yet:
  *
  *   open: O_TMPFILE, space reserved
- *   commit: given the target's rights -> flushed -> given a temporary name -> renamed over the target -> directory flushed
+ *   commit: given the target's rights, and flushed
+ *           -> linked into a place that is free
+ *           -> or given a temporary name, and renamed over the target
+ *           -> directory flushed
  *   close without commit: the kernel frees the unnamed file, also after kill -9
  *
  * Where O_TMPFILE is not to be had the file has its temporary name from the start, and close
- * removes it.
+ * removes it; after kill -9, the next writer in that folder does (replace.h).
  *
  * Invariants
- *   1. The target's bytes, mode, owner and name do not change before commit's rename, and an
- *      error before the rename leaves the target as it was.
+ *   1. The target's bytes, rights and name do not change before commit's link or rename, and an
+ *      error before it leaves the target as it was.
  *   2. The descriptors refer to the same file until close.
  *   3. Things that are not regular files (devices, pipes' cousins like /dev/null) are written in
  *      place: there is nothing to rename.

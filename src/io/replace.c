@@ -2,15 +2,15 @@
 /* Where a name leads, and the file that will be found there; see replace.h. */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include "io/replace.h"
 #include "sys/os.h"
 
 /* As many as the kernel follows. */
 #define LINKS_MAX 40
+/* Chance names are as good as never taken: who takes so many does it on purpose. */
+#define NAMES_TRIED 100
 
 /* ---------------------------------------------------------------------------------- places -- */
 
@@ -98,23 +98,44 @@ void place_leave(struct place *place)
 
 /* ---------------------------------------------------------------------------- replacements -- */
 
-static void make_name(struct replacement *new)
+/* Take the lock that says that somebody is at it; -EBUSY if a sweep was faster. */
+static int lock(struct replacement *new, int fd)
 {
-	static atomic_uint counter;
+	int rc = new->locked ? os_lock(fd) : 0;
 
-	/* Long names are cut so that ours stays within NAME_MAX. */
-	snprintf(new->temporary, sizeof(new->temporary), ".%.200s.penstock-%d-%u",
-		 new->place.base, getpid(), atomic_fetch_add(&counter, 1));
+	/* Then nobody else can have it either. */
+	if (rc == -EOPNOTSUPP || rc == -ENOSYS)
+		return 0;
+	if (rc == -EAGAIN || (!rc && new->locked && new->temporary[0] &&
+			      !leftover_has_name(new->place.directory, new->temporary, fd)))
+		return -EBUSY;
+	return rc;
+}
+
+static int create_once(struct replacement *new, mode_t mode)
+{
+	int fd = leftover_name(new->place.base, new->temporary), rc;
+
+	if (!fd)
+		fd = os_open(new->place.directory, new->temporary, O_RDWR | O_CREAT | O_EXCL, mode);
+	if (fd < 0) {
+		new->temporary[0] = 0;
+		return fd;
+	}
+	rc = lock(new, fd);
+	if (!rc)
+		return fd;
+	replacement_drop(new);
+	os_close(fd);
+	return rc;
 }
 
 static int create_temporary(struct replacement *new, mode_t mode)
 {
-	int fd;
+	int fd = -EEXIST;
 
-	make_name(new);
-	fd = os_open(new->place.directory, new->temporary, O_RDWR | O_CREAT | O_EXCL, mode);
-	if (fd < 0)
-		new->temporary[0] = 0;
+	for (int i = 0; i < NAMES_TRIED && (fd == -EEXIST || fd == -EBUSY); i++)
+		fd = create_once(new, mode);
 	return fd;
 }
 
@@ -147,32 +168,52 @@ static bool can_be_named(struct replacement *new, int fd)
 	return os_link_fd(fd, new->place.directory, ".") == -EEXIST;
 }
 
-int replacement_create(struct replacement *new, const char **step)
+/* One without a name; -EOPNOTSUPP where there is none to be had, or it could not be named later. */
+static int create_unnamed(struct replacement *new)
 {
 	int fd = os_open_unnamed(new->place.directory, 0666), rc;
 
+	if (fd == -EISDIR || fd == -EINVAL)
+		return -EOPNOTSUPP;
+	if (fd < 0)
+		return fd;
+	rc = can_be_named(new, fd) ? learn_mode(new, fd) : -EOPNOTSUPP;
+	if (!rc)
+		rc = lock(new, fd);
+	if (!rc)
+		return fd;
+	os_close(fd);
+	return rc;
+}
+
+int replacement_create(struct replacement *new, const char **step)
+{
+	int fd, rc;
+
+	new->locked = leftovers_are_swept(&new->place);
+	/* Before space is asked for, which they may take up. */
+	leftovers_sweep(&new->place);
 	*step = "create a file beside";
-	if (fd >= 0) {
-		rc = learn_mode(new, fd);
-		if (!rc && can_be_named(new, fd))
-			return fd;
-		os_close(fd);
-	} else {
-		rc = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -EINVAL ? try_mode(new) : fd;
-	}
+	fd = create_unnamed(new);
+	if (fd != -EOPNOTSUPP)
+		return fd;
+	rc = try_mode(new);
 	/* With a name it can be opened by others; what it may hold is not theirs to read yet. */
 	return rc ? rc : create_temporary(new, 0600);
 }
 
 static int link_temporary(struct replacement *new, int fd, const char **step)
 {
-	int rc;
+	int rc = -EEXIST;
 
 	*step = "name a file beside";
 	if (new->temporary[0])
 		return 0;
-	make_name(new);
-	rc = os_link_fd(fd, new->place.directory, new->temporary);
+	for (int i = 0; i < NAMES_TRIED && rc == -EEXIST; i++) {
+		rc = leftover_name(new->place.base, new->temporary);
+		if (!rc)
+			rc = os_link_fd(fd, new->place.directory, new->temporary);
+	}
 	if (rc)
 		new->temporary[0] = 0;
 	return rc;
@@ -189,22 +230,47 @@ int replacement_name(struct replacement *new, int fd, const char **step)
 	return rc ? rc : link_temporary(new, fd, step);
 }
 
-int replacement_publish(struct replacement *new, int fd, const char **step)
+/* Put a file that has no name into a place that is free; -EEXIST if it is not. */
+static int fill_place(struct replacement *new, int fd, const char **step)
 {
-	int rc = inherit(&new->place, fd, new->mode, step);
+	*step = "name";
+	return os_link_fd(fd, new->place.directory, new->place.base);
+}
 
-	if (rc)
-		return rc;
-	*step = "flush";
-	rc = os_fdatasync(fd);
-	if (!rc)
-		rc = link_temporary(new, fd, step);
+/* By way of a temporary name: only a rename puts one file into the place of another. */
+static int take_place(struct replacement *new, int fd, const char **step)
+{
+	int rc = link_temporary(new, fd, step);
+
 	if (rc)
 		return rc;
 	*step = "rename into place";
 	rc = os_rename(new->place.directory, new->temporary, new->place.base);
 	if (!rc)
 		new->temporary[0] = 0;
+	return rc;
+}
+
+int replacement_publish(struct replacement *new, int fd, const char **step)
+{
+	int rc = inherit(&new->place, fd, new->mode, step);
+	bool fresh = rc == 1 && !new->temporary[0];
+
+	if (rc < 0)
+		return rc;
+	*step = "flush";
+	rc = os_fdatasync(fd);
+	if (rc)
+		return rc;
+	rc = fresh ? fill_place(new, fd, step) : take_place(new, fd, step);
+	/* Somebody was faster, and now there is something to replace. */
+	if (fresh && rc == -EEXIST) {
+		rc = inherit(&new->place, fd, new->mode, step);
+		rc = rc < 0 ? rc : take_place(new, fd, step);
+	}
+	/* What is in place may be locked by others for their own ends. */
+	if (!rc && new->locked)
+		os_unlock(fd);
 	return rc;
 }
 

@@ -33,6 +33,7 @@ struct replacement {
 	struct place place;
 	char temporary[NAME_MAX + 1];	/* "" while the new file has no name */
 	mode_t mode;			/* that a file gets which is plainly created there */
+	bool locked;			/* it is to be, while it has a temporary name */
 };
 
 /* Each of these says in `step` what failed, in words that the target's name follows. */
@@ -42,8 +43,15 @@ int replacement_name(struct replacement *new, int fd, const char **step);
 int replacement_publish(struct replacement *new, int fd, const char **step);
 
 /* Give the file the rights of the one it replaces, and what else is attached to that; where there
- * is none its mode is `fresh`. (inherit.c) */
+ * is none its mode is `fresh`, and 1 is returned. (inherit.c) */
 int inherit(const struct place *place, int fd, mode_t fresh, const char **step);
+
+/* Temporary names, and what is left under them (leftovers.c). A sweep never fails: what cannot be
+ * removed stays. */
+int leftover_name(const char *base, char name[NAME_MAX + 1]);
+bool leftover_has_name(int directory, const char *name, int fd);
+void leftovers_sweep(const struct place *place);
+bool leftovers_are_swept(const struct place *place);
 
 /* Not published, and not to be: no name stays. */
 void replacement_drop(struct replacement *new);

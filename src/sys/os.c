@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
@@ -196,6 +198,27 @@ int os_link_fd(int fd, int directory, const char *name)
 	FAULT("linkat /proc");
 	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
 	return result(linkat(AT_FDCWD, self, directory, name, AT_SYMLINK_FOLLOW));
+}
+
+int os_lock(int fd)
+{
+	FAULT("flock");
+	return result(flock(fd, LOCK_EX | LOCK_NB));
+}
+
+int os_unlock(int fd)
+{
+	FAULT("flock");
+	return result(flock(fd, LOCK_UN));
+}
+
+int os_entropy(void *bytes, size_t size)
+{
+	ssize_t n;
+
+	FAULT("getrandom");
+	n = getrandom(bytes, size, 0);
+	return n < 0 ? -errno : (size_t)n < size ? -EAGAIN : 0;
 }
 
 int os_rename(int directory, const char *from, const char *to)
@@ -580,6 +603,11 @@ static uint64_t clock_ns(clockid_t clock)
 uint64_t os_now(void)
 {
 	return clock_ns(CLOCK_MONOTONIC);
+}
+
+int64_t os_date(void)
+{
+	return (int64_t)(clock_ns(CLOCK_REALTIME) / 1000000000ull);
 }
 
 uint64_t os_thread_cpu(void)

@@ -42,6 +42,9 @@ int os_attribute(int fd, const char *name, void *value, size_t size);	/* bytes o
 int os_set_attribute(int fd, const char *name, const void *value, size_t size);
 int os_remove_attribute(int fd, const char *name);
 int os_link_fd(int fd, int directory, const char *name);
+int os_lock(int fd);			/* for this opening of the file; -EAGAIN: another has it */
+int os_unlock(int fd);
+int os_entropy(void *bytes, size_t size);	/* chance, a few bytes */
 int os_rename(int directory, const char *from, const char *to);
 int os_unlink(int directory, const char *name);
 int os_may_write(int from, const char *path);	/* access(2) */
@@ -79,6 +82,7 @@ uint64_t os_memory_available(void);	/* bytes, with swap; UINT64_MAX where unknow
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
+int64_t os_date(void);			/* seconds since 1970 */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 void os_sleep(uint64_t ns);
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */

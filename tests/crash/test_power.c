@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The power goes at any moment of a write with commit. The calls that decide what survives -
- * pwrite, fdatasync, renameat, fsync - are wrapped by the linker (-Wl,--wrap) and written
+ * pwrite, fdatasync, linkat, renameat, fsync - are wrapped by the linker (-Wl,--wrap) and written
  * down with the file they touch. From that log every crash point is played: a write that no
  * fdatasync followed may be there, missing or torn; a rename that no fsync of the directory
  * followed may have happened or not. In each outcome the target must be old or new and complete,
@@ -112,6 +112,17 @@ REAL(int, renameat, int folder, const char *from, int to_folder, const char *to)
 	int rc = __real_renameat(folder, from, to_folder, to);
 
 	if (!rc && known)
+		note(RENAME, st.st_ino, 0, 0);
+	return rc;
+}
+
+/* A new file is linked into place by its descriptor, without a name before. */
+REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flags)
+{
+	struct stat st;
+	int rc = __real_linkat(fd, from, folder, to, flags);
+
+	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) && !strcmp(to, "target"))
 		note(RENAME, st.st_ino, 0, 0);
 	return rc;
 }
@@ -264,6 +275,7 @@ TEST(data_is_flushed_then_named_then_its_folder_is_flushed)
 	unsigned int moved, back;
 
 	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
+	kit_pattern(target, 1000);
 	OK(pen_device_open("host", &host, &kit_err));
 	OK(pen_device_alloc(host, extent.length, &extent.memory, &kit_err));
 	pattern_fill(extent.memory, extent.length, 0);

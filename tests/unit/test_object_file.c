@@ -4,6 +4,7 @@
  * without a commit it leaves no trace. What is read is told apart from what it was at open.
  */
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/xattr.h>
@@ -547,6 +548,208 @@ TEST(a_file_that_could_not_be_named_later_has_a_name_from_the_start)
 		CHECK_EQ(entries_in(scratch), 1);
 		sys_fault_hook = NULL;
 	}
+}
+
+/* ----------------------------------------------------------------------- temporary names -- */
+
+TEST(a_name_that_is_taken_does_not_block_a_save)
+{
+	const char *path;
+	char name[80];
+
+	for (int i = 0; i < 20; i++) {
+		snprintf(name, sizeof(name), ".out.penstock-%d-%d", getpid(), i);
+		make_file(name, 1);
+	}
+	path = make_file("out", 10);
+	replace(path, 100);
+	sys_fault_hook = fail_tmpfile;
+	replace(path, 200);
+	sys_fault_hook = NULL;
+	CHECK_EQ(good_bytes(path), 200);
+}
+
+static int links, renames;
+
+static int take_some_names(const char *name)
+{
+	renames += !strcmp(name, "rename");
+	return !strcmp(name, "linkat") && links++ > 0 && links < 5 ? EEXIST : 0;
+}
+
+TEST(another_name_is_tried_where_one_is_taken)
+{
+	const char *path = make_file("out", 10);
+
+	sys_fault_hook = take_some_names;
+	replace(path, 100);
+	sys_fault_hook = NULL;
+	CHECK_EQ(links, 5);
+	CHECK_EQ(good_bytes(path), 100);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+TEST(a_new_file_has_no_other_name_on_its_way)
+{
+	links = -100;
+	sys_fault_hook = take_some_names;
+	replace(in_scratch("out"), 100);
+	sys_fault_hook = NULL;
+	CHECK_EQ(renames, 0);
+	CHECK_EQ(good_bytes(in_scratch("out")), 100);
+}
+
+/* The first naming is the trial at open, the second the one that counts. */
+static int be_faster(const char *name)
+{
+	if (!strcmp(name, "linkat") && ++links == 2)
+		CHECK(!chmod(make_file("out", 10), 0600));
+	return 0;
+}
+
+TEST(a_file_that_appears_meanwhile_is_replaced_and_its_rights_kept)
+{
+	sys_fault_hook = be_faster;
+	replace(in_scratch("out"), 100);
+	sys_fault_hook = NULL;
+	CHECK_EQ(good_bytes(in_scratch("out")), 100);
+	CHECK_EQ(mode_of(in_scratch("out")), 0600);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+static void make_old(const char *name)
+{
+	static const struct timespec times[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
+
+	CHECK(!utimensat(AT_FDCWD, make_file(name, 10), times, 0));
+}
+
+TEST(what_killed_writers_left_is_removed_by_the_next_one)
+{
+	make_file(".some.penstock-0123456789abcdef", 10);
+	make_file(".a.penstock-b.penstock-0123456789abcdef", 10);
+	make_old(".some.penstock-1-0");
+	make_old(".out.penstock-4194304-4294967295");
+	CHECK_EQ(open_object(in_scratch("out"), PEN_WRITE, 10), 0);
+	CHECK_EQ(entries_in(scratch), 0);
+	close_object();
+}
+
+TEST(nothing_else_is_removed)
+{
+	static const char *const names[] = {
+		"some.penstock-0123456789abcdef", ".penstock-0123456789abcdef",
+		".some.penstock-0123456789abcde", ".some.penstock-0123456789abcdef0",
+		".some.penstock-0123456789ABCDEF", ".some.penstock-0123456789abcdef~",
+		".some.penstock-1", ".some.penstock-1-", ".some.penstock--1",
+		".some.penstock-1-1-1",
+		".some-0123456789abcdef", ".some.penstock_0123456789abcdef",
+	};
+	const size_t count = sizeof(names) / sizeof(names[0]);
+	int fd;
+
+	for (size_t i = 0; i < count; i++)
+		make_old(names[i]);
+	/* One of the old kind that may be in use: these had no lock. */
+	make_file(".some.penstock-1-1", 10);
+	CHECK(!symlink(names[0], in_scratch(".link.penstock-0123456789abcdef")));
+	CHECK(!mkdir(in_scratch(".folder.penstock-0123456789abcdef"), 0755));
+	CHECK(!mkfifo(in_scratch(".pipe.penstock-0123456789abcdef"), 0644));
+	fd = open(make_file(".live.penstock-0123456789abcdef", 10), O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && !flock(fd, LOCK_EX));
+	replace(in_scratch("out"), 10);
+	CHECK_EQ(entries_in(scratch), count + 6);
+	close(fd);
+	replace(in_scratch("out"), 10);
+	CHECK_EQ(entries_in(scratch), count + 5);
+}
+
+TEST(writers_leave_each_other_alone)
+{
+	struct pen_object *first;
+
+	for (int by_need = 0; by_need < 2; by_need++) {
+		sys_fault_hook = by_need ? NULL : fail_tmpfile;
+		CHECK_EQ(open_object(in_scratch("first"), PEN_WRITE, 100), 0);
+		sys_fault_hook = NULL;
+		CHECK_EQ(by_need ? object_need_name(object, &err) : 0, 0);
+		fill_object(100);
+		first = object;
+		replace(in_scratch("second"), 50);
+		CHECK_EQ(pen_object_commit(first, &err), 0);
+		pen_object_close(first);
+		CHECK_EQ(good_bytes(in_scratch("first")), 100);
+		CHECK_EQ(entries_in(scratch), 2);
+	}
+}
+
+static int locks, holder = -1;
+
+/* What a sweep does that comes between a file's creation and its lock: remove it ... */
+static int sweep_before_the_lock(const char *name)
+{
+	if (!strcmp(name, "flock") && ++locks == 2)
+		CHECK(!unlink(hidden_file()));
+	return fail_tmpfile(name);
+}
+
+/* ... or be about to. The first lock is that of the file by which the mode is found out. */
+static int lock_before(const char *name)
+{
+	if (!strcmp(name, "flock") && ++locks == 2) {
+		holder = open(hidden_file(), O_RDONLY | O_CLOEXEC);
+		CHECK(holder >= 0 && !flock(holder, LOCK_EX));
+	}
+	return fail_tmpfile(name);
+}
+
+TEST(a_writer_whose_file_is_swept_before_it_is_locked_takes_another)
+{
+	static int (*const hooks[])(const char *name) = { sweep_before_the_lock, lock_before };
+
+	for (int i = 0; i < 2; i++) {
+		locks = 0;
+		sys_fault_hook = hooks[i];
+		CHECK_EQ(open_object(in_scratch("out"), PEN_WRITE, 100), 0);
+		CHECK_EQ(locks, 3);
+		sys_fault_hook = NULL;
+		fill_object(100);
+		CHECK_EQ(entries_in(scratch), i + 1);
+		CHECK_EQ(pen_object_commit(object, &err), 0);
+		close_object();
+		CHECK_EQ(good_bytes(in_scratch("out")), 100);
+		CHECK_EQ(entries_in(scratch), 1);
+	}
+	close(holder);
+}
+
+TEST(a_sweep_that_fails_does_not_fail_the_save)
+{
+	static const char *const calls[] = { "fdopendir", "readdir", "unlink", "fstatfs" };
+
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		make_file(".some.penstock-0123456789abcdef", 10);
+		failing = calls[i];
+		sys_fault_hook = fail_named;
+		replace(in_scratch("out"), 100);
+		sys_fault_hook = NULL;
+		CHECK_EQ(entries_in(scratch), 2);
+	}
+	replace(in_scratch("out"), 100);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
+TEST(what_is_in_place_is_not_locked)
+{
+	const char *path = make_file("out", 10);
+	int fd;
+
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB));
+	close(fd);
+	close_object();
 }
 
 TEST(in_place_overwrites_the_file_itself)
