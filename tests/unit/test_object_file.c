@@ -500,9 +500,10 @@ TEST(a_directory_that_must_not_be_read_is_written_to)
 static void be_without_proc(void)
 {
 	if (geteuid() || unshare(CLONE_NEWNS))
-		SKIP("only root can unmount /proc for itself");
-	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) || umount2("/proc", MNT_DETACH))
-		SKIP("/proc cannot be unmounted here");
+		SKIP("only root can hide /proc from itself");
+	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/proc", "tmpfs", 0, NULL))
+		SKIP("/proc cannot be hidden here");
 	CHECK(access("/proc/self", F_OK) < 0);
 }
 
@@ -526,6 +527,8 @@ TEST(without_proc_files_are_written_and_read_all_the_same)
 	CHECK_TEXT(object_residency_method(object), "samples");
 	close_object();
 	CHECK_EQ(entries_in(scratch), 2);
+	/* The leak checker wants it back. */
+	CHECK(!umount("/proc"));
 }
 
 static int fail_naming(const char *name)
