@@ -56,7 +56,10 @@ class _Piece:
             raise refuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}")
         self.dtype = DTYPES.index(names[kind])
         self.shape = list(tensor.shape)
-        if names[kind] == "F4" and self.shape:
+        if names[kind] == "F4":
+            if not self.shape:
+                raise refuse("save", self.name, "two 4-bit numbers share a byte, and a tensor "
+                             "without dimensions has room for one", "Use .reshape(1)")
             self.shape[-1] *= 2
         self.nbytes = tensor.numel() * tensor.element_size()
         self.address = tensor.data_ptr()

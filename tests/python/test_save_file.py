@@ -226,6 +226,18 @@ def test_a_name_that_the_format_keeps_for_itself_is_refused(tmp_path):
         penstock.save_file({"__metadata__": BASE}, tmp_path / "x.safetensors")
 
 
+@pytest.mark.skipif(F4 is None, reason="this torch has no float4")
+def test_a_pair_of_4_bit_numbers_without_a_dimension_is_refused(tmp_path):
+    """safetensors refuses it too; what it advises can be saved and comes back."""
+    pair = torch.tensor(0x2B, dtype=torch.uint8).view(F4)
+    assert outcome(lambda: theirs({"name": pair}, tmp_path / "x.safetensors"))[1]
+    with pytest.raises(ValueError, match=r"name.*reshape\(1\)"):
+        penstock.save_file({"name": pair}, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == []
+    penstock.save_file({"name": pair.reshape(1)}, tmp_path / "x.safetensors")
+    assert_same(penstock.load_file(tmp_path / "x.safetensors"), {"name": pair.reshape(1)})
+
+
 def test_lone_surrogates_are_refused(tmp_path):
     with pytest.raises((ValueError, penstock.Error)):
         penstock.save_file({"\ud800": BASE}, tmp_path / "x.safetensors")
