@@ -23,7 +23,7 @@ from operator import index
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, refuse
-from ._frameworks import STREAM_LEGACY, import_module
+from ._frameworks import STREAM_LEGACY, import_module, is_of
 from ._fork import Lock
 from ._options import options
 from ._progress import wait
@@ -45,7 +45,7 @@ class _Region:
         """Asks `thing` for its memory."""
         self.stream: int | None = None
         read_only = False
-        if _is_of("torch", "Tensor", thing):
+        if is_of("torch", "Tensor", thing):
             self._from_torch(thing)
         else:
             interface = _interface(thing)
@@ -53,7 +53,7 @@ class _Region:
                 read_only = self._from_interface(thing, interface)
             else:
                 read_only = self._from_host(thing)
-        if _is_of("jax", "Array", thing):
+        if is_of("jax", "Array", thing):
             # It may still be computed, on a stream that nobody tells of; and never changes.
             thing.block_until_ready()
             read_only = True
@@ -95,7 +95,7 @@ class _Region:
         try:
             found = _penstock.view_of_buffer(_plain(thing), False)
         except (TypeError, BufferError) as error:
-            if hasattr(thing, "__dlpack__") and not _is_of("numpy", "ndarray", thing):
+            if hasattr(thing, "__dlpack__") and not is_of("numpy", "ndarray", thing):
                 found = _penstock.view_of_dlpack(_capsule(thing))
             elif isinstance(error, TypeError):
                 raise TypeError(f"{type(thing).__name__} objects have no memory that bytes can "
@@ -108,18 +108,13 @@ class _Region:
     def _current_stream(self, thing) -> int:
         """Work that is queued on the framework's current stream comes first."""
         ordinal = int(self.device.partition(":")[2])
-        if _is_of("torch", "Tensor", thing):
+        if is_of("torch", "Tensor", thing):
             stream = sys.modules["torch"].cuda.current_stream(ordinal).cuda_stream
-        elif _is_of("cupy", "ndarray", thing):
+        elif is_of("cupy", "ndarray", thing):
             stream = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
         else:
             stream = STREAM_LEGACY
         return stream or STREAM_LEGACY
-
-
-def _is_of(module: str, kind: str, thing: Any) -> bool:
-    """Is it of a class of a framework, which then is imported already?"""
-    return isinstance(thing, getattr(sys.modules.get(module), kind, ()))
 
 
 def _interface(thing: Any) -> dict | None:
@@ -142,7 +137,7 @@ def _ordinal(thing: Any) -> int:
 
 def _plain(thing: Any) -> Any:
     """Something whose buffer the buffer protocol has words for."""
-    if _is_of("numpy", "ndarray", thing):
+    if is_of("numpy", "ndarray", thing):
         # bfloat16, dates and the like have none, as bytes they do.
         numpy = sys.modules["numpy"]
         if not thing.flags.c_contiguous:
@@ -513,10 +508,10 @@ def fromfile(path: str | os.PathLike, dtype: Any = float, count: int = -1, offse
 def _maker(like, dtype, device):
     """A function that makes an empty array of so many elements, and the size of one."""
     if like is not None and not isinstance(like, str):
-        if device is None and not _is_of("numpy", "ndarray", like):
+        if device is None and not is_of("numpy", "ndarray", like):
             device = getattr(like, "device", None)
         like = type(like).__module__.partition(".")[0]
-    if like is None and _is_of("torch", "dtype", dtype):
+    if like is None and is_of("torch", "dtype", dtype):
         like = "torch"
     if like in ("torch", "pt"):
         torch = import_module("torch")

@@ -14,6 +14,8 @@ Frameworks are imported when the first tensor is asked for, not before.
 """
 from __future__ import annotations
 
+import sys
+
 from . import _penstock
 from ._device import device_name, open_device
 from ._error import Error, refuse
@@ -47,6 +49,11 @@ def import_module(name: str, package: str | None = None):
         raise ImportError(f"{package or name} is not installed, and tensors of it were asked for: "
                           f"pip install {package or name}, or take another with framework=, which "
                           "is 'pt' unless given", name=name) from None
+
+
+def is_of(module: str, kind: str, thing) -> bool:
+    """Is it of a class of a framework, which then is imported already?"""
+    return isinstance(thing, getattr(sys.modules.get(module), kind, ()))
 
 
 class Dlpack:

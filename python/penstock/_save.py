@@ -11,7 +11,7 @@ from typing import Any
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import refuse
-from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch
+from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, is_of
 from ._options import options
 from ._progress import wait
 
@@ -30,10 +30,11 @@ class _Piece:
             raise ValueError("the format keeps the name __metadata__ for itself")
         _check_text(name)
         self.name, self.tensor, self.stream = name, tensor, None
-        module = type(tensor).__module__.partition(".")[0]
-        if _is_torch(tensor):
+        #: Of a torch tensor, the bytes that no other may have.
+        self.span: tuple[str, int, int] | None = None
+        if is_of("torch", "Tensor", tensor):
             self._from_torch(tensor)
-        elif module == "numpy":
+        elif is_of("numpy", "ndarray", tensor) or is_of("numpy", "generic", tensor):
             self._from_numpy(tensor)
         else:
             raise ValueError(f"Key `{name}` is invalid, expected a torch.Tensor or a numpy array "
@@ -48,6 +49,8 @@ class _Piece:
         if not tensor.is_contiguous():
             raise ValueError(f"You are trying to save a non contiguous tensor: `{self.name}`; "
                              "call .contiguous() on it first")
+        self.device = device_name(tensor.device)
+        self.span = self.device, tensor.data_ptr(), tensor.numel() * tensor.element_size()
         # A view that only says "conjugate" or "negate" has other numbers in memory.
         self.tensor = tensor = tensor.resolve_conj().resolve_neg()
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -63,7 +66,6 @@ class _Piece:
             self.shape[-1] *= 2
         self.nbytes = tensor.numel() * tensor.element_size()
         self.address = tensor.data_ptr()
-        self.device = device_name(tensor.device)
         if self.device != "host":
             self.stream = torch.cuda.current_stream(tensor.device).cuda_stream or STREAM_LEGACY
 
@@ -89,16 +91,10 @@ def _check_text(text: str) -> None:
         raise ValueError(f"names and metadata cannot hold a NUL character: {text!r}")
 
 
-def _is_torch(tensor) -> bool:
-    import sys
-
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
-
-
 def _check_shared(pieces: list[_Piece]) -> None:
-    """Tensors that share bytes would be written twice, and come back as two."""
-    spans = sorted((p.device, p.address, p.nbytes, p.name) for p in pieces if p.nbytes)
+    """Tensors of torch that share bytes are mostly tied, and would come back as two. Arrays of
+    numpy may: nobody ties them."""
+    spans = sorted((*p.span, p.name) for p in pieces if p.span is not None and p.span[2])
     for before, after in zip(spans, spans[1:]):
         if before[0] == after[0] and before[1] + before[2] > after[1]:
             raise RuntimeError(
@@ -138,9 +134,10 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
 
     The file holds the same bytes that safetensors would write. It appears under its name only when
     it is complete and durable; until then, and after any error, what was there before stays.
-    Tensors may be torch tensors on any device, or numpy arrays.
+    Tensors may be torch tensors on any device, which must not share memory, or numpy arrays of any
+    class and layout, of which the plain numbers are saved.
     """
-    if not isinstance(tensors, dict):
+    if not isinstance(tensors, Mapping):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     kind, limit = options(transfer, memory_limit)
     pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]

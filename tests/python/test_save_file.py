@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import stat
 import time
+from collections import UserDict
 
 import numpy
 import pytest
@@ -179,15 +180,48 @@ def test_numpy_arrays_are_saved_as_safetensors_saves_them(tmp_path):
         (tmp_path / "theirs.safetensors").read_bytes()
 
 
+class OfSomebody(numpy.ndarray):
+    """A class of arrays that numpy itself does not have."""
+
+
+ROWS = numpy.arange(12.0).reshape(3, 4)
+ARRAYS = {
+    "a class of somebody": lambda folder: {"a": ROWS.view(OfSomebody)},
+    "matrix": lambda folder: {"a": numpy.matrix(ROWS)},
+    "memmap": lambda folder: {"a": numpy.load(folder / "rows.npy", mmap_mode="r")},
+    "masked": lambda folder: {"a": numpy.ma.array(ROWS, mask=ROWS > 3)},
+    "recarray": lambda folder: {"a": ROWS.view(numpy.recarray)},
+    "big-endian": lambda folder: {"a": ROWS.astype(">f4"), "b": numpy.arange(3).astype(">c8")},
+    "the same twice": lambda folder: {"a": ROWS, "b": ROWS},
+    "overlapping": lambda folder: {"a": ROWS, "b": ROWS[1:]},
+    "read-only": lambda folder: {"a": numpy.frombuffer(b"abcd", numpy.uint8)},
+    "no dict": lambda folder: UserDict(a=ROWS),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_arrays_of_any_class_are_saved_as_safetensors_saves_them(tmp_path, case):
+    import safetensors.numpy
+
+    numpy.save(tmp_path / "rows.npy", ROWS)
+    arrays = ARRAYS[case](tmp_path)
+    penstock.save_file(arrays, tmp_path / "mine.safetensors")
+    safetensors.numpy.save_file(arrays, tmp_path / "theirs.safetensors")
+    assert (tmp_path / "mine.safetensors").read_bytes() == \
+        (tmp_path / "theirs.safetensors").read_bytes()
+
+
 # ----------------------------------------------------------------------- the same kind of error --
 
 BASE = torch.arange(12.0).reshape(3, 4)
+COMPLEX = torch.ones(2, dtype=torch.complex64)
 REFUSALS = {
     "transposed": lambda: {"name": BASE.T},
     "strided": lambda: {"name": BASE[:, :2]},
     "expanded": lambda: {"name": torch.zeros(1).expand(3)},
     "the same twice": lambda: {"name": BASE, "other": BASE},
     "overlapping": lambda: {"name": BASE, "other": BASE[1:]},
+    "a tensor and its conjugate": lambda: {"name": COMPLEX, "other": COMPLEX.conj()},
     "sparse": lambda: {"name": BASE.to_sparse()},
     "list": lambda: {"name": [1, 2]},
     "no dict": lambda: [BASE],
