@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Mapping
 
 from . import _penstock
 from ._error import refuse
+from ._names import file_name
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -41,7 +41,7 @@ class Choice:
 
 def open_model(path) -> _penstock.Model:
     """The model; what is odd about it, but no error, becomes a warning."""
-    model = _penstock.Model(os.fspath(path))
+    model = _penstock.Model(file_name(path))
     for text in model.warnings():
         import warnings
 

@@ -25,6 +25,7 @@ from ._device import device_name, open_device
 from ._error import Error, refuse
 from ._frameworks import STREAM_LEGACY, import_module, is_of
 from ._fork import Lock
+from ._names import file_name, is_synthetic
 from ._options import options
 from ._progress import wait
 
@@ -226,15 +227,6 @@ class Future:
 
 # --------------------------------------------------------------------------------------- files --
 
-def _identity(path) -> tuple | None:
-    """Which file is there and in which state; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 class File:
     """A file whose bytes move straight between storage and the memory of any framework.
 
@@ -247,7 +239,9 @@ class File:
 
     Buffers are torch tensors, numpy, CuPy and Numba arrays, bytearrays, whatever speaks DLPack,
     __cuda_array_interface__ or the buffer protocol; JAX arrays and bytes can be written to a file
-    but not read into. They must be contiguous. What code written for KvikIO's CuFile calls - read,
+    but not read into. They must be contiguous. To measure without a store, the texts "null:" and
+    "pattern:SIZE" name one that swallows bytes or makes them up; a file that is really called so
+    is given as "./null:" or as a pathlib.Path. What code written for KvikIO's CuFile calls - read,
     write, pread, pwrite, raw_read, raw_write - is here too.
     """
 
@@ -264,20 +258,31 @@ class File:
         if size < 0 or size and mode != "w":
             raise ValueError("size is for new files, mode 'w', and not negative")
         self.path, self.mode = os.fspath(path), mode
-        self._where = os.path.abspath(self.path)
+        self._synthetic = is_synthetic(path)
+        self._where = path if self._synthetic else file_name(path)
         self._options = options(transfer, memory_limit)
         self._lock = Lock(self._inherited, threading.RLock)
         self._futures: list[Future] = []
         self._reader = self._writer = None
         self._end = index(size)
-        self._seen = _identity(self._where)
+        self._seen = self._identity()
         if mode == "w":
-            self._writer = _penstock.Object(self.path, _WRITE, self._end)
+            self._writer = _penstock.Object(self._where, _WRITE, self._end)
         else:
-            self._reader = _penstock.Object(self.path, _READ)
+            self._reader = _penstock.Object(self._where, _READ)
         if mode == "r+":
-            self._writer = _penstock.Object(self.path, _IN_PLACE)
+            self._writer = _penstock.Object(self._where, _IN_PLACE)
         self._closed = False
+
+    def _identity(self) -> tuple | None:
+        """Which file is there and in which state; None where there is none."""
+        if self._synthetic:
+            return self._where, None
+        try:
+            found = os.stat(self._where)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def _inherited(self) -> None:
         """In a forked child: what is under way, and what is to be committed, is the parent's."""
@@ -331,7 +336,7 @@ class File:
 
     def _reopen(self, mode: int) -> _penstock.Object:
         """A new handle of the same file; not of another that has taken its name."""
-        seen = _identity(self._where)
+        seen = self._identity()
         if seen is None or self._seen is None or seen[:2] != self._seen[:2]:
             raise refuse("open", os.fsdecode(self.path), "it was removed, or another file has its "
                          "name now", "Open it again", errno.ESTALE)
@@ -342,7 +347,7 @@ class File:
     def _current(self) -> _penstock.Object:
         """For reading: the file as it is now, after all that was written through this one."""
         self._wait(writes=True)
-        now = _identity(self._where)
+        now = self._identity()
         # One that was removed or replaced is still the file that was opened, if nothing was
         # written to it; one that has changed is not what the handle knows.
         if now != self._seen and (self.mode == "r+" or now and self._seen
@@ -493,7 +498,7 @@ def fromfile(path: str | os.PathLike, dtype: Any = float, count: int = -1, offse
     if at < 0:
         raise ValueError(f"offset {at} is negative")
     empty, itemsize = _maker(like, dtype, device)
-    with File(path, "r", transfer=transfer, memory_limit=memory_limit) as file:
+    with File(file_name(path), "r", transfer=transfer, memory_limit=memory_limit) as file:
         left = max(file.nbytes() - at, 0)
         if count < 0:
             count = left // itemsize
@@ -545,5 +550,5 @@ def tofile(array: Any, path: str | os.PathLike, *, transfer: str | int = "auto",
            memory_limit: int | None = None, progress: bool = False) -> None:
     """Write the bytes of an array to a file; it appears when it is complete and durable."""
     size = _Region(array, writable=False).nbytes
-    with File(path, "w", size=size, transfer=transfer, memory_limit=memory_limit) as file:
+    with File(file_name(path), "w", size=size, transfer=transfer, memory_limit=memory_limit) as file:
         file.write(array, progress=progress)

@@ -55,7 +55,7 @@ def _round_up(size: int) -> int:
 
 
 def _label(path) -> str:
-    return os.path.basename(os.path.normpath(os.fspath(path)))
+    return os.path.basename(os.path.normpath(os.fsdecode(path)))
 
 
 def _is_floating(dtype: int) -> bool:

@@ -140,7 +140,7 @@ def prefetch(path: str | os.PathLike, device: Any = None) -> Prefetch:
     ``wait()``.
     """
     name = _default_device() if device is None else device_name(device)
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     key = os.path.realpath(path), name
     found = _begun.get(key)
     if found is not None and found.error is None:
@@ -160,7 +160,7 @@ def take(path, device: str) -> Prefetch | None:
     if not _begun:
         return None
     with _lock:
-        begun = _begun.pop((os.path.realpath(os.fspath(path)), device), None)
+        begun = _begun.pop((os.path.realpath(os.fsdecode(path)), device), None)
     if begun is None:
         return None
     # What was wrong then may be right now; if not, the load says so.

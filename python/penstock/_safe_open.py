@@ -11,7 +11,7 @@ from ._choose import Choice, Tensor, box, cover, no_tensor, open_model, tensors_
 from ._error import Error
 from ._fork import Lock
 from ._frameworks import DTYPES, adapter
-from ._load import _groups, _load_plain, _Moves, _run
+from ._load import _groups, _label, _load_plain, _Moves, _run
 
 
 class Slice:
@@ -137,7 +137,7 @@ class safe_open:  # noqa: N801 - the name that people know
         self._target = adapter(framework, device)
         self._moves = transfer, memory_limit
         _Moves(transfer, memory_limit, False)
-        self._label = os.path.basename(os.fspath(filename))
+        self._label = _label(filename)
         self._model = open_model(filename)
         self._tensors = tensors_of(self._model)
         self._ahead = _Ahead(_reader(self._model, self._target, self._moves, self._label),

@@ -12,6 +12,7 @@ from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import refuse
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, is_of
+from ._names import file_name
 from ._options import options
 from ._progress import wait
 
@@ -146,7 +147,7 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
     pieces.sort(key=lambda piece: (-piece.dtype, piece.name))
     header = _header(pieces, metadata)
     size = len(header) + sum(piece.nbytes for piece in pieces)
-    target = _penstock.Object(os.fspath(filename), _WRITE, size)
+    target = _penstock.Object(file_name(filename), _WRITE, size)
     view = _penstock.view_of_buffer(header, False)
     extents = {"host": [(target, 0, view[1], len(header))]}
     streams: dict[str, int | None] = {"host": None}
@@ -162,7 +163,7 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
         how = kind if device != "host" or len(extents) == 1 else -1
         job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
                               limit, streams[device])
-        reports.append(wait(job, os.path.basename(os.fspath(filename)), progress))
+        reports.append(wait(job, os.path.basename(os.fsdecode(filename)), progress))
     target.commit()
     target.close()
     _report.keep(_report.merge(reports, time.perf_counter() - started, "+".join(extents)))

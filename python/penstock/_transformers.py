@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ._names import file_name
+
 if TYPE_CHECKING:
     import torch
     import transformers
@@ -151,9 +153,10 @@ def _folder(name: str, kwargs: dict[str, Any]) -> str:
     """The local folder of a model: itself, or what the hub's cache has under this name."""
     revision, cache_dir = kwargs.pop("revision", None), kwargs.pop("cache_dir", None)
     subfolder = kwargs.pop("subfolder", None) or ""
-    if os.path.isdir(name):
-        return os.path.join(name, subfolder) if subfolder else name
-    if os.path.exists(name):
+    place = file_name(name)
+    if os.path.isdir(place):
+        return os.path.join(place, subfolder) if subfolder else place
+    if os.path.exists(place):
         raise NotADirectoryError(f"{name} is not a folder: penstock.from_pretrained() needs the "
                                  "folder with config.json and the weights; for the tensors of one "
                                  "file there is penstock.load_file()")
@@ -459,7 +462,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
         quantisation and offloading are refused.
     """
     _refuse(kwargs)
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     folder = _folder(name, kwargs)
     settings = _settings(folder, kwargs.get("config"))
     _refuse_quantised(settings, name)
