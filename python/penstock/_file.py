@@ -23,7 +23,7 @@ from operator import index
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, refuse
-from ._frameworks import STREAM_LEGACY, import_module, is_of
+from ._frameworks import FILL_ANOTHER, STREAM_LEGACY, import_module, in_the_way, is_of
 from ._fork import Lock
 from ._names import file_name, is_synthetic
 from ._options import options
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _READ, _WRITE, _IN_PLACE = 1, 2, 3
 _LAST = (1 << 63) - 1
+_NOT_CONTIGUOUS = ("the memory is not contiguous. Write a copy, as numpy.ascontiguousarray() makes "
+                   "it; read into a new array, and copy from there")
 
 
 # ------------------------------------------------------------------------------------- memory --
@@ -47,7 +49,7 @@ class _Region:
         self.stream: int | None = None
         read_only = False
         if is_of("torch", "Tensor", thing):
-            self._from_torch(thing)
+            self._from_torch(thing, writable)
         else:
             interface = _interface(thing)
             if interface is not None:
@@ -63,12 +65,11 @@ class _Region:
         if self.device != "host" and self.stream is None:
             self.stream = self._current_stream(thing)
 
-    def _from_torch(self, tensor) -> None:
-        if tensor.layout != sys.modules["torch"].strided or not tensor.is_contiguous() \
-                or tensor.is_conj() or tensor.is_neg():
-            raise ValueError("the tensor is not contiguous; call .contiguous() on it first")
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"a tensor on {tensor.device} cannot be used; take the host or CUDA")
+    def _from_torch(self, tensor, writable: bool) -> None:
+        problem = in_the_way(tensor)
+        if problem is not None:
+            raise ValueError(f"the tensor cannot be used: {problem[0]}. "
+                             f"{FILL_ANOTHER if writable else problem[1]}")
         self.keeps, self.device = tensor, device_name(tensor.device)
         self.address, self.nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
@@ -79,7 +80,7 @@ class _Region:
             size *= length
         for length, step in zip(reversed(shape), reversed(strides or ())):
             if size and length != 1 and step != expected:
-                raise ValueError("the array is not contiguous; make it so first")
+                raise ValueError(_NOT_CONTIGUOUS)
             expected *= length
         if interface.get("mask") is not None:
             raise ValueError("arrays with a mask cannot be used")
@@ -102,7 +103,7 @@ class _Region:
                 raise TypeError(f"{type(thing).__name__} objects have no memory that bytes can "
                                 "move to or from; take a tensor, an array or a bytearray") from None
             else:
-                raise ValueError("the memory is not contiguous; make it so first") from None
+                raise ValueError(_NOT_CONTIGUOUS) from None
         self.keeps, self.address, self.nbytes, self.device, read_only = found
         return read_only
 
@@ -550,5 +551,6 @@ def tofile(array: Any, path: str | os.PathLike, *, transfer: str | int = "auto",
            memory_limit: int | None = None, progress: bool = False) -> None:
     """Write the bytes of an array to a file; it appears when it is complete and durable."""
     size = _Region(array, writable=False).nbytes
-    with File(file_name(path), "w", size=size, transfer=transfer, memory_limit=memory_limit) as file:
+    with File(file_name(path), "w", size=size, transfer=transfer,
+              memory_limit=memory_limit) as file:
         file.write(array, progress=progress)

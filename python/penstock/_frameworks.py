@@ -56,6 +56,40 @@ def is_of(module: str, kind: str, thing) -> bool:
     return isinstance(thing, getattr(sys.modules.get(module), kind, ()))
 
 
+def is_floating(dtype: int) -> bool:
+    """Is it a kind of floating number that loads convert from and to?"""
+    return DTYPES[dtype][0] in "BF" and DTYPES[dtype] != "BOOL" and BITS[dtype] >= 8
+
+
+#: What to do about a tensor that cannot be filled in place.
+FILL_ANOTHER = "Fill a new one of torch.empty(), and copy or convert that"
+
+
+def in_the_way(tensor) -> tuple[str, str] | None:
+    """Why the bytes in a torch tensor's memory are not its numbers one after the other, and what to
+    write instead; None where they are."""
+    layout = str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "it is a nested tensor", "Take those of .unbind(), or .to_padded_tensor(0)"
+    if layout != "strided":
+        return f"its layout is {layout}", "Make it dense with .to_dense()"
+    if tensor.device.type == "meta":
+        return "it is on the device meta and has no bytes", \
+            "Give it some with .to_empty() of its module or torch.empty_like(tensor, device='cpu')"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"it is on {tensor.device}", "Move it with .cpu()"
+    if tensor.is_conj():
+        return "it is a conjugate view, whose memory has other numbers", "Use .resolve_conj()"
+    if tensor.is_neg():
+        return "it is a negative view, whose memory has other numbers", "Use .resolve_neg()"
+    if not tensor.is_contiguous():
+        return "it is not contiguous", "Call .contiguous() on it"
+    if tensor.numel() and not tensor.data_ptr():
+        return f"this {type(tensor).__name__} has no memory of its own", \
+            "Take the tensor that it stands for"
+    return None
+
+
 class Dlpack:
     """No framework: penstock.Array, for anything that speaks DLPack."""
 
@@ -209,30 +243,37 @@ class Torch(Dlpack):
 
         if not isinstance(tensor, self.torch.Tensor):
             raise wrong(f"a {type(tensor).__name__} is no torch tensor")
+        problem = in_the_way(tensor)
+        if problem is not None:
+            raise wrong(problem[0], FILL_ANOTHER)
         if str(tensor.device) not in (self.device, str(self.torch_device)):
             raise wrong(f"the tensor is on {tensor.device}, the load goes to {self.device}",
-                        f"Load with device={str(tensor.device)!r}"
-                        if tensor.device.type in ("cpu", "cuda") else "It has no memory to fill")
-        if tensor.is_conj() or tensor.is_neg():
-            raise wrong("the tensor is a conjugate or negative view",
-                        "Use .resolve_conj() or .resolve_neg()")
+                        f"Load with device={str(tensor.device)!r}")
         expected = self._packed(shape) if BITS[dtype] == 4 else tuple(shape)
         if tuple(tensor.shape) != expected:
             raise wrong(f"the tensor has shape {tuple(tensor.shape)}, the file {expected}")
         if tensor.dtype != self.dtype(dtype):
+            kind = self._index_of(tensor.dtype)
+            convertible = is_floating(dtype) and kind is not None and is_floating(kind)
             raise wrong(f"the tensor is {tensor.dtype}, the file has {DTYPES[dtype]}",
-                        f"Pass dtype={tensor.dtype} to have it converted")
-        if not tensor.is_contiguous():
-            raise wrong("the tensor is not contiguous", "Make it so with .contiguous()")
+                        f"Pass dtype={tensor.dtype} to have it converted" if convertible
+                        else f"Fill a new one of dtype={self.dtype(dtype)}, and convert that")
         return tensor.data_ptr()
 
-    def dtype_index(self, dtype) -> int:
-        """From torch.float16, "float16" or "F16"."""
+    def _index_of(self, dtype) -> int | None:
         name = str(dtype).removeprefix("torch.")
         for ours, theirs in self._names.items():
             if name in (theirs, ours):
                 return DTYPES.index(ours)
-        raise refuse("convert to", name, "there is no such dtype", "Take torch.bfloat16 or so")
+        return None
+
+    def dtype_index(self, dtype) -> int:
+        """From torch.float16, "float16" or "F16"."""
+        found = self._index_of(dtype)
+        if found is None:
+            raise refuse("convert to", str(dtype).removeprefix("torch."), "there is no such dtype",
+                         "Take torch.bfloat16 or so")
+        return found
 
     def span(self, tensor) -> tuple[int, int]:
         """Address and size of a tensor of the user's."""
@@ -255,7 +296,7 @@ class Torch(Dlpack):
 class Numpy(Dlpack):
     """numpy.ndarray, on the host. bfloat16 and the 8-bit floats come from ml_dtypes."""
 
-    name = "np"
+    name, module = "np", "numpy"
     _plain = {
         "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16",
         "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16",
@@ -321,7 +362,8 @@ class Numpy(Dlpack):
             raise refuse("load into", name, f"the array is {tensor.dtype} {tensor.shape}, the "
                          f"file {DTYPES[dtype]} {tuple(shape)}")
         if not tensor.flags.c_contiguous or not getattr(tensor.flags, "writeable", True):
-            raise refuse("load into", name, "the array is not contiguous and writable")
+            raise refuse("load into", name, "the array is not contiguous and writable",
+                         f"Fill a new one, made with {self.module}.empty(), and copy that")
         return self._pointer(tensor)
 
     def dtype_index(self, dtype) -> int:
@@ -342,7 +384,7 @@ class Numpy(Dlpack):
 class Cupy(Numpy):
     """cupy.ndarray, on a GPU."""
 
-    name = "cupy"
+    name = module = "cupy"
 
     def __init__(self, device):
         """For arrays on this GPU."""

@@ -16,7 +16,7 @@ from typing import Any
 from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
-from ._frameworks import BITS, DTYPES, Dlpack, adapter
+from ._frameworks import BITS, Dlpack, adapter, is_floating
 from ._options import AUTO, MEMORY_LIMIT_LEAST, options
 from ._progress import Bar, wait
 
@@ -58,20 +58,16 @@ def _label(path) -> str:
     return os.path.basename(os.path.normpath(os.fsdecode(path)))
 
 
-def _is_floating(dtype: int) -> bool:
-    return DTYPES[dtype][0] in "BF" and DTYPES[dtype] != "BOOL" and BITS[dtype] >= 8
-
-
 def _to_convert(choices: list[Choice], target: Dlpack, dtype, into) -> _Conversion:
     """Which tensors are floating ones of another dtype than is wanted."""
     if dtype is None:
         return _Conversion(target, None, [], into)
     wanted = target.dtype_index(dtype)
-    if not _is_floating(wanted):
+    if not is_floating(wanted):
         raise refuse("convert to", str(dtype), "floating tensors are converted to floating dtypes")
     return _Conversion(target, wanted, [choice for choice in choices
                                         if choice.tensor.dtype != wanted
-                                        and _is_floating(choice.tensor.dtype)], into)
+                                        and is_floating(choice.tensor.dtype)], into)
 
 
 def _groups(choices: list[Choice], limit: int) -> list[list[Choice]]:

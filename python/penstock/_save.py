@@ -11,7 +11,7 @@ from typing import Any
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import refuse
-from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, is_of
+from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._names import file_name
 from ._options import options
 from ._progress import wait
@@ -44,20 +44,21 @@ class _Piece:
     def _from_torch(self, tensor) -> None:
         import torch
 
-        if tensor.layout != torch.strided:
-            raise ValueError(f"You are trying to save a sparse tensor: `{self.name}` which this "
-                             "library does not support; make it dense with .to_dense() first")
-        if not tensor.is_contiguous():
-            raise ValueError(f"You are trying to save a non contiguous tensor: `{self.name}`; "
-                             "call .contiguous() on it first")
+        given = tensor
+        if tensor.layout == torch.strided and not tensor.is_nested:
+            # A view that only says "conjugate" or "negate" has other numbers in memory.
+            self.tensor = tensor = tensor.resolve_conj().resolve_neg()
+        problem = in_the_way(tensor)
+        if problem is not None:
+            raise refuse("save", self.name, *problem)
         self.device = device_name(tensor.device)
-        self.span = self.device, tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        # A view that only says "conjugate" or "negate" has other numbers in memory.
-        self.tensor = tensor = tensor.resolve_conj().resolve_neg()
+        self.span = self.device, given.data_ptr(), tensor.numel() * tensor.element_size()
         kind = str(tensor.dtype).removeprefix("torch.")
         names = {theirs: ours for ours, theirs in Torch._names.items()}
         if kind not in names:
-            raise refuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}")
+            raise refuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}",
+                         "Take .dequantize(), or .int_repr() and its scale" if tensor.is_quantized
+                         else "")
         self.dtype = DTYPES.index(names[kind])
         self.shape = list(tensor.shape)
         if names[kind] == "F4":

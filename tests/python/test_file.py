@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import penstock
-from support import MIB, PACKAGE, Talk, environment, python
+from support import MIB, PACKAGE, Talk, environment, outcome, python
 
 FAKES = PACKAGE.parent / "tests/fakes"
 
@@ -129,16 +129,90 @@ def test_what_is_read_only_is_not_read_into(source):
 
 @pytest.mark.parametrize("thing", [
     numpy.zeros((4, 4))[:, 1], numpy.zeros(9)[::2], numpy.asfortranarray(numpy.zeros((3, 4))),
-    torch.zeros(4, 4).t(), torch.zeros(9)[::2], torch.zeros(4, dtype=torch.complex64).conj(),
-    torch.eye(3).to_sparse(), memoryview(bytearray(9))[::2],
-], ids=["column", "every second", "Fortran", "transposed", "steps", "conjugated", "sparse",
-        "memoryview"])
+    torch.zeros(4, 4).t(), torch.zeros(9)[::2], memoryview(bytearray(9))[::2],
+], ids=["column", "every second", "Fortran", "transposed", "steps", "memoryview"])
 def test_what_is_not_contiguous_is_refused(tmp_path, source, thing):
     with penstock.File(source[0]) as file, pytest.raises(ValueError, match="contiguous"):
         file.read(thing)
     with pytest.raises(ValueError, match="contiguous"):
         penstock.tofile(thing, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+COMPLEX = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex64)
+ROWS = torch.arange(12.0).reshape(3, 4)
+# What cannot be written as it is, and what each message advises, word by word.
+ADVICE = {
+    ".contiguous()": torch.Tensor.contiguous,
+    ".resolve_conj()": torch.Tensor.resolve_conj,
+    ".resolve_neg()": torch.Tensor.resolve_neg,
+    ".to_dense()": torch.Tensor.to_dense,
+    ".to_padded_tensor(0)": lambda tensor: tensor.to_padded_tensor(0),
+    "torch.empty_like(tensor, device='cpu')": lambda tensor: torch.empty_like(tensor, device="cpu"),
+    "numpy.ascontiguousarray()": numpy.ascontiguousarray,
+}
+NOT_AS_THEY_ARE = {
+    "transposed": lambda: ROWS.T,
+    "expanded": lambda: torch.ones(1).expand(3),
+    "conjugated": lambda: COMPLEX.conj(),
+    "conjugated and transposed": lambda: COMPLEX.mH,
+    "negated": lambda: torch._neg_view(ROWS),
+    "imaginary part of a conjugate": lambda: COMPLEX.conj().imag,
+    "sparse": lambda: ROWS.to_sparse(),
+    "sparse rows": lambda: ROWS.to_sparse_csr(),
+    "mkldnn": lambda: ROWS.to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([ROWS, ROWS]),
+    "jagged": lambda: torch.nested.nested_tensor([ROWS, ROWS], layout=torch.jagged),
+    "meta": lambda: ROWS.to("meta"),
+    "Fortran": lambda: numpy.asfortranarray(ROWS.numpy()),
+    "memoryview": lambda: memoryview(bytearray(b"12345678"))[::2],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", NOT_AS_THEY_ARE)
+def test_what_the_message_advises_helps(tmp_path, case):
+    thing = NOT_AS_THEY_ARE[case]()
+    followed = []
+    while (error := outcome(lambda: penstock.tofile(thing, tmp_path / "out"))[1]) is not None:
+        assert isinstance(error, ValueError), error
+        advised = [words for words in ADVICE if words in str(error)]
+        assert len(advised) == 1 and advised[0] not in followed, error
+        followed += advised
+        thing = ADVICE[advised[0]](thing)
+    assert followed
+    plain = NOT_AS_THEY_ARE[case]()
+    if case in ("transposed", "expanded", "Fortran") or "conj" in case or case == "negated":
+        plain = plain.resolve_conj().resolve_neg() if torch.is_tensor(plain) else plain
+        assert (tmp_path / "out").read_bytes() == numpy.asarray(plain).tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [name for name, make in NOT_AS_THEY_ARE.items()
+                                  if name not in ("Fortran", "memoryview", "nested", "jagged")])
+def test_what_cannot_be_filled_says_what_can(tmp_path, source, case):
+    """In File.read() and load_file(into=) alike."""
+    tensor = NOT_AS_THEY_ARE[case]()
+    new = torch.empty(tensor.shape, dtype=tensor.dtype)
+    penstock.save_file({"a": new}, tmp_path / "x.safetensors")
+    with penstock.File(source[0]) as file:
+        with pytest.raises(ValueError, match=r"new one of torch.empty\(\)"):
+            file.read(tensor)
+        assert file.read(new) == new.nbytes
+    with pytest.raises(ValueError, match=r"new one of torch.empty\(\)"):
+        penstock.load_file(tmp_path / "x.safetensors", into={"a": tensor})
+    penstock.load_file(tmp_path / "x.safetensors", into={"a": new})
+
+
+def test_a_tensor_that_only_stands_for_another_is_refused(tmp_path):
+    from torch._subclasses import FakeTensorMode
+
+    for tensor in (FakeTensorMode().from_tensor(ROWS), torch._to_functional_tensor(ROWS)):
+        for call in (lambda: penstock.tofile(tensor, tmp_path / "out"),
+                     lambda: penstock.save_file({"name": tensor}, tmp_path / "out")):
+            with pytest.raises(ValueError, match="no memory of its own"):
+                call()
+    assert os.listdir(tmp_path) == []
 
 
 def test_things_without_bytes_are_refused(source):

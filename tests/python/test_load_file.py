@@ -491,6 +491,26 @@ def test_into_refuses_what_does_not_fit_and_writes_nothing(few, what):
     assert not into["model.layers.0.norm.weight"].any(), "another tensor was written first"
 
 
+@pytest.mark.parametrize("theirs, mine", [
+    (torch.float32, torch.float16), (torch.int8, torch.float32), (torch.float32, torch.int32),
+    (torch.int64, torch.int32), (torch.float32, torch.qint8), (torch.bool, torch.uint8),
+    (torch.float8_e4m3fn, torch.bfloat16),
+], ids=str)
+def test_into_of_another_dtype_advises_what_helps(tmp_path, theirs, mine):
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(3).to(theirs)}, path)
+    into = {"a": torch.quantize_per_tensor(torch.ones(3), 1, 0, mine) if mine == torch.qint8
+            else torch.zeros(3, dtype=mine)}
+    with pytest.raises(ValueError) as caught:
+        penstock.load_file(path, into=into)
+    if "Pass dtype=" in caught.value.hint:
+        penstock.load_file(path, into=into, dtype=mine)
+        assert into["a"].float().eq(1).all()
+    else:
+        assert f"new one of dtype={theirs}" in caught.value.hint
+        assert penstock.load_file(path, into={"a": torch.zeros(3, dtype=theirs)})["a"].all()
+
+
 def test_into_refuses_memory_of_another_device(few, device):
     if device == "cpu":
         pytest.skip("needs a GPU")

@@ -246,6 +246,22 @@ def test_what_safetensors_refuses_is_refused_and_leaves_the_old_file(tmp_path, c
     assert [entry for entry in os.listdir(tmp_path) if entry != "x.safetensors"] == []
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make, advice", [
+    (lambda: BASE.T, r"\.contiguous\(\)"),
+    (lambda: BASE.to_sparse(), r"\.to_dense\(\)"),
+    (lambda: BASE.to_sparse_csr(), r"\.to_dense\(\)"),
+    (lambda: torch.nested.nested_tensor([BASE, BASE]), r"\.unbind\(\)"),
+    (lambda: torch.nested.nested_tensor([BASE], layout=torch.jagged), r"\.unbind\(\)"),
+    (lambda: BASE.to("meta"), "no bytes"),
+    (lambda: torch.quantize_per_tensor(BASE, 0.1, 0, torch.qint8), r"\.dequantize\(\)"),
+], ids=["transposed", "sparse", "sparse rows", "nested", "jagged", "meta", "quantised"])
+def test_what_cannot_be_saved_is_told_by_name_with_what_to_do(tmp_path, make, advice):
+    with pytest.raises(ValueError, match=f"cannot save the.name: .*{advice}"):
+        penstock.save_file({"the.name": make()}, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}, "text", [("a", "b")]],
                          ids=str)
 def test_metadata_must_be_a_dict_of_strings(tmp_path, metadata):
