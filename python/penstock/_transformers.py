@@ -65,6 +65,11 @@ _DROPPED = ("force_download", "proxies", "token", "local_files_only", "code_revi
 _KINDS = {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "bfloat16": "BF16",
           "float16": "F16", "half": "F16"}
 
+# What fields of config.json are, where transformers or the code below looks into them.
+_FIELDS = {"architectures": list, "auto_map": dict, "dtype": (str, dict), "id2label": dict,
+           "model_type": str, "quantization_config": dict, "text_config": dict,
+           "torch_dtype": (str, dict), "transformers_weights": str}
+
 # Checkpoints with a tensor for each expert, which transformers stacks into one.
 _EXPERTS = re.compile(r"\.experts\.\d+\.")
 
@@ -129,7 +134,7 @@ def _refuse(kwargs: dict[str, Any]) -> None:
 
 def _refuse_quantised(settings: Mapping[str, Any], name: str) -> None:
     found = settings.get("quantization_config")
-    if not found:
+    if not found or isinstance(found, (str, int, float, list)):     # transformers stumbles over it
         return
     method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
     raise ValueError(f"{name} is quantised ({method}): penstock.from_pretrained() does not build "
@@ -172,25 +177,52 @@ def _folder(name: str, kwargs: dict[str, Any]) -> str:
     return os.path.join(found, subfolder) if subfolder else found
 
 
+def _config_file(folder: str, config: Any) -> str:
+    """The file of the configuration: that of the caller, which may name its folder, or the
+    model's."""
+    place = folder if config is None else file_name(config)
+    return os.path.join(place, "config.json") if os.path.isdir(place) else place
+
+
 def _settings(folder: str, config: Any) -> Mapping[str, Any]:
     """config.json as it stands, or what the caller's own configuration says."""
     if hasattr(config, "to_dict"):
         return config.to_dict()
-    place = os.fspath(config) if config is not None else folder
-    if os.path.isdir(place):
-        place = os.path.join(place, "config.json")
+    place = _config_file(folder, config)
     try:
         with open(place, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return {}                       # transformers will say what is wrong with it
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{place}: it holds a {type(found).__name__}, and not the fields of a "
+                         "model's configuration")
+    return found
+
+
+def _odd_field(settings: Mapping[str, Any]) -> str | None:
+    """In words, the first field whose value nobody can use; None where there is none."""
+    import torch
+
+    for name, kinds in _FIELDS.items():
+        if name not in settings or settings[name] is None and name != "auto_map":
+            continue
+        value = settings[name]
+        if not isinstance(value, kinds):
+            names = {str: "a text", dict: "an object", list: "a list"}
+            kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+            return f"{name} is {json.dumps(value, default=str)}, and should be " \
+                + " or ".join(names[kind] for kind in kinds)
+        if "dtype" in name and isinstance(value, str) \
+                and not isinstance(getattr(torch, value, None), torch.dtype):
+            return f"{name} is {json.dumps(value)}, and torch has no such dtype"
+    return None
 
 
 def _weights(folder: str, variant: str | None, settings: Mapping[str, Any]) -> str:
     """The weights of a folder, by transformers' rules: one file, or the index of several."""
     explicit = settings.get("transformers_weights")
-    if explicit:
+    if explicit and isinstance(explicit, str):      # transformers stumbles over anything else
         place = os.path.abspath(os.path.join(folder, explicit))
         if os.path.commonpath([place, os.path.abspath(folder)]) != os.path.abspath(folder):
             raise ValueError(f"{folder}: config.json names weights outside of it: {explicit}")
@@ -264,7 +296,7 @@ def _configuration(cls: Any, folder: str, kwargs: dict[str, Any]) -> tuple[Any, 
     config = kwargs.pop("config", None)
     if isinstance(config, transformers.PreTrainedConfig):
         return config, kwargs
-    place = os.fspath(config) if config is not None else folder
+    place = folder if config is None else file_name(config)
     if hasattr(cls, "_model_mapping"):
         return transformers.AutoConfig.from_pretrained(place, return_unused_kwargs=True, **kwargs)
     return cls.config_class.from_pretrained(place, return_unused_kwargs=True, **kwargs)
@@ -272,7 +304,8 @@ def _configuration(cls: Any, folder: str, kwargs: dict[str, Any]) -> tuple[Any, 
 
 def _remote_class(cls: Any, config: Any, folder: str, trust: bool | None) -> Any:
     """The model class that comes with the folder as Python code; None where it is not wanted."""
-    reference = (getattr(config, "auto_map", None) or {}).get(cls.__name__)
+    found = getattr(config, "auto_map", None)
+    reference = found.get(cls.__name__) if isinstance(found, Mapping) else None
     if not reference:
         return None
     from transformers.dynamic_module_utils import (get_class_from_dynamic_module,
@@ -307,7 +340,7 @@ def _concrete(cls: Any, config: Any, folder: str, trust: bool | None) -> tuple[A
     if remote is not None:
         return remote, config
     if local is None:
-        named = ", ".join(getattr(config, "architectures", None) or []) or "unknown"
+        named = ", ".join(map(str, getattr(config, "architectures", None) or [])) or "unknown"
         raise ValueError(f"{cls.__name__} has no model for {type(config).__name__} "
                          f"(architecture: {named}): name the class to build with auto_class=")
     text = config.sub_configs.get("text_config")
@@ -464,7 +497,8 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     _refuse(kwargs)
     name = os.fsdecode(path)
     folder = _folder(name, kwargs)
-    settings = _settings(folder, kwargs.get("config"))
+    config = kwargs.get("config")
+    settings = _settings(folder, config)
     _refuse_quantised(settings, name)
     _refuse_adapter(folder, name)
     weights = _weights(folder, kwargs.pop("variant", None), settings)
@@ -478,6 +512,11 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     load.begin()
     try:
         return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)
-    except BaseException:
+    except BaseException as error:
         load.cancel()
+        if isinstance(error, (AttributeError, IndexError, TypeError)):
+            odd = _odd_field(settings)
+            if odd is not None:
+                place = "config" if hasattr(config, "to_dict") else _config_file(folder, config)
+                raise ValueError(f"{place}: {odd}") from error
         raise

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import penstock
 import penstock._load
+from support import outcome
 from safetensors.torch import load_file, save_file
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -558,6 +560,61 @@ def test_adapter(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------- names --
+
+@pytest.mark.parametrize("kind", [str, os.fsencode, pathlib.Path])
+def test_a_folder_is_a_folder_whatever_it_is_called(tmp_path, monkeypatch, models, kind):
+    shutil.copytree(models("qwen2"), tmp_path / "null:")
+    monkeypatch.chdir(tmp_path)
+    mine, other = penstock.from_pretrained(kind("null:")), theirs("null:")
+    assert mine.name_or_path == other.name_or_path
+    assert all(torch.equal(value, other.state_dict()[name])
+               for name, value in mine.state_dict().items())
+
+
+ODD = [None, 3, 2.5, True, False, "odd", "", [], [1], ["odd"], {}, {"odd": 1}]
+
+
+@pytest.mark.parametrize("field", ["architectures", "auto_map", "dtype", "torch_dtype", "id2label",
+                                   "model_type", "quantization_config", "text_config",
+                                   "transformers_weights"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_field_of_an_odd_type_is_taken_as_transformers_takes_it_or_named(tmp_path, models, field):
+    folder = tmp_path / "model"
+    shutil.copytree(models("qwen2"), folder)
+    settings = json.loads((folder / "config.json").read_text())
+    if field == "torch_dtype":
+        del settings["dtype"]
+    for value in ODD:
+        (folder / "config.json").write_text(json.dumps({**settings, field: value}))
+        _, their_error = outcome(lambda: theirs(folder))
+        _, my_error = outcome(lambda: penstock.from_pretrained(folder))
+        assert (my_error is None) == (their_error is None), (value, my_error, their_error)
+        if isinstance(their_error, (TypeError, AttributeError, IndexError)) \
+                and not (field == "text_config" and isinstance(value, dict)):
+            assert isinstance(my_error, ValueError), (value, my_error)
+            assert f"{folder}/config.json: {field} is {json.dumps(value)}, and " in str(my_error)
+
+
+@pytest.mark.parametrize("value", [[], [1], 3, None, True, "text"], ids=repr)
+def test_a_configuration_that_has_no_fields_is_named(tmp_path, models, value):
+    folder = tmp_path / "model"
+    shutil.copytree(models("qwen2"), folder)
+    (folder / "config.json").write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"model/config.json: it holds a \w+, and not"):
+        penstock.from_pretrained(folder)
+    with pytest.raises(ValueError, match=r"model/config.json: it holds a \w+, and not"):
+        penstock.from_pretrained(models("qwen2"), config=folder / "config.json")
+
+
+@pytest.mark.parametrize("value", [3, ["odd"], [1]], ids=repr)
+def test_a_model_without_a_class_is_told_whatever_its_architectures_are(tmp_path, bert, value):
+    folder = tmp_path / "model"
+    shutil.copytree(bert, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "architectures": value}))
+    with pytest.raises(ValueError, match="auto_class=|architectures is 3"):
+        penstock.from_pretrained(folder, auto_class="AutoModelForSpeechSeq2Seq")
+
 
 @pytest.fixture
 def cache(tmp_path, models):
