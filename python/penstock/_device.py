@@ -12,8 +12,11 @@ def device_name(device) -> str:
     """The engine's name ("host", "cuda:N") for what people write.
 
     "cpu", "host", "cuda", "cuda:1", 1, torch.device("cuda", 1) and things with such a text are
-    known. "cuda" alone is torch's current device where torch is in use, else the first.
+    known. "cuda" alone is torch's current device where torch is in use, else the first. None is
+    the host, as with safetensors.
     """
+    if device is None:
+        return "host"
     number = hasattr(device, "__index__") and not isinstance(device, bool)
     text = f"cuda:{device.__index__()}" if number else str(device)
     if text in ("cpu", "host", "host:", "cpu:0"):

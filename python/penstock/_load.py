@@ -17,7 +17,7 @@ from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, Dlpack, adapter, is_floating
-from ._options import AUTO, MEMORY_LIMIT_LEAST, options
+from ._options import AUTO, MEMORY_LIMIT_LEAST, check_backend, options
 from ._progress import Bar, wait
 
 #: Bytes of one group of tensors that are converted.
@@ -306,11 +306,13 @@ def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: st
               slices: Mapping[str, Any] | None = None, dtype: Any = None,
               into: Mapping[str, Any] | None = None, arena: bool = True,
               transfer: str | int = "auto", memory_limit: int | None = None,
-              progress: bool = False) -> dict[str, Any]:
+              progress: bool = False, backend: str = "mmap") -> dict[str, Any]:
     """Load a safetensors file: a drop-in for ``safetensors.torch.load_file``.
 
-    The tensors are the same bit for bit. All further arguments are those of load_model().
+    The tensors are the same bit for bit. All further arguments are those of load_model();
+    ``backend`` is safetensors' and means nothing here.
     """
+    check_backend(backend)
     return load_model(filename, device, framework=framework, keys=keys, slices=slices, dtype=dtype,
                       into=into, arena=arena, transfer=transfer, memory_limit=memory_limit,
                       progress=progress)

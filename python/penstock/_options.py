@@ -12,6 +12,13 @@ MEMORY_LIMIT_LEAST = 64 << 10
 AUTO = -1
 
 
+def check_backend(backend: str) -> None:
+    """What safetensors calls a backend is a way to read a file there; here the best is taken."""
+    if backend not in ("mmap", "pread"):
+        raise refuse("use backend", repr(backend), "safetensors has 'mmap' and 'pread'",
+                     "Leave it out, or name a path with transfer=")
+
+
 def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
     """(transfer type, most bytes of staging memory); refuses what makes no sense, in words."""
     if memory_limit is None:

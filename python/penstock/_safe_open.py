@@ -12,6 +12,7 @@ from ._error import Error
 from ._fork import Lock
 from ._frameworks import DTYPES, adapter
 from ._load import _groups, _label, _load_plain, _Moves, _run
+from ._options import check_backend
 
 
 class Slice:
@@ -132,8 +133,10 @@ class safe_open:  # noqa: N801 - the name that people know
     """
 
     def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
-                 *, transfer: str | int = "auto", memory_limit: int | None = None):
-        """Reads the header only."""
+                 *, transfer: str | int = "auto", memory_limit: int | None = None,
+                 backend: str = "mmap"):
+        """Reads the header only. (`backend` is safetensors' and means nothing here.)"""
+        check_backend(backend)
         self._target = adapter(framework, device)
         self._moves = transfer, memory_limit
         _Moves(transfer, memory_limit, False)

@@ -506,7 +506,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     dtype = dtype if dtype is not None else other if other is not None else "auto"
 
     tensors = _tensors(weights)
-    load = _Load(_source(folder, weights), device, arena, tensors,
+    load = _Load(_source(folder, weights), "cpu" if device is None else device, arena, tensors,
                  _converts(tensors, dtype, settings),
                  {"transfer": transfer, "memory_limit": memory_limit, "progress": progress})
     load.begin()

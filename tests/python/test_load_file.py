@@ -463,6 +463,21 @@ def test_into_an_empty_tensor(tmp_path, device):
     assert_same(into, tensors)
 
 
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_what_calls_of_safetensors_say_is_understood(few, backend):
+    path, tensors = few
+    assert_same(penstock.load_file(path, None, backend=backend), tensors)
+    with penstock.safe_open(path, framework="pt", device=None, backend=backend) as file:
+        assert_same(file.get_tensors(), tensors)
+
+
+@pytest.mark.parametrize("backend", ["", "io_uring", None, 3], ids=repr)
+def test_a_backend_that_safetensors_has_not_is_refused(few, backend):
+    for call in (penstock.load_file, penstock.safe_open):
+        with pytest.raises(ValueError, match="'mmap' and 'pread'"):
+            call(few[0], backend=backend)
+
+
 def bad_into(tensors):
     good = tensors["model.embed.weight"]
     return {

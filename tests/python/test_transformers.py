@@ -571,6 +571,12 @@ def test_a_folder_is_a_folder_whatever_it_is_called(tmp_path, monkeypatch, model
                for name, value in mine.state_dict().items())
 
 
+def test_no_device_is_the_host(models, loads):
+    model = penstock.from_pretrained(models("qwen2"), None)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert loads[-1]["device"] == "cpu"
+
+
 ODD = [None, 3, 2.5, True, False, "odd", "", [], [1], ["odd"], {}, {"odd": 1}]
 
 
