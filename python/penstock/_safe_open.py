@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from . import _penstock
@@ -16,11 +17,12 @@ from ._options import check_backend
 
 
 class Slice:
-    """A tensor that is not read yet; indexing it reads that part of the file and no more."""
+    """A tensor that is not read yet; indexing it reads that part of the file and no more. It keeps
+    the file open, also when that was closed in the meantime."""
 
-    def __init__(self, file: safe_open, tensor: Tensor):
+    def __init__(self, read: Callable[[Choice], Any], tensor: Tensor, framework: str):
         """Made by get_slice()."""
-        self._file, self._tensor = file, tensor
+        self._read, self._tensor, self._framework = read, tensor, framework
 
     def get_shape(self) -> list[int]:
         """Of the whole tensor."""
@@ -33,14 +35,14 @@ class Slice:
     def __getitem__(self, index) -> Any:
         """Read a part, as one would index the tensor: only the box around it is read. What
         cannot be told beforehand (lists, masks) reads the whole tensor."""
-        if self._file._target.name == "dlpack":
+        if self._framework == "dlpack":
             # Arrays cannot be indexed further, so the file must have it as it is asked for.
-            return self._file._read(box(self._tensor, index))
+            return self._read(box(self._tensor, index))
         found = cover(self._tensor, index)
         if found is None:
-            return self._file._read(Choice(self._tensor))[index]
+            return self._read(Choice(self._tensor))[index]
         choice, rest = found
-        part = self._file._read(choice)
+        part = self._read(choice)
         plain = all(entry == slice(None, None, 1) or entry == slice(None) for entry in rest)
         return part if plain else part[rest]
 
@@ -179,13 +181,13 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def _tensor(self, name: str) -> Tensor:
         self._opened()
-        if name not in self._tensors:
+        if not isinstance(name, str) or name not in self._tensors:
             raise no_tensor(self._tensors, name)
         return self._tensors[name]
 
-    def _read(self, choice: Choice) -> Any:
+    def _read(self, model: _penstock.Model, choice: Choice) -> Any:
         moves = _Moves(*self._moves, False)
-        found = _load_plain(self._opened(), [choice], self._target, None, True, moves, self._label)
+        found = _load_plain(model, [choice], self._target, None, True, moves, self._label)
         moves.keep_report(self._target.device)
         return found[choice.tensor.name]
 
@@ -193,7 +195,7 @@ class safe_open:  # noqa: N801 - the name that people know
         """Read one tensor. Reading all of them, one after the other, is noticed and read ahead."""
         tensor = self._tensor(name)
         found = self._ahead.take(name)
-        return self._read(Choice(tensor)) if found is None else found
+        return self._read(self._opened(), Choice(tensor)) if found is None else found
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all of them, at once."""
@@ -205,4 +207,4 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to read parts of."""
-        return Slice(self, self._tensor(name))
+        return Slice(partial(self._read, self._opened()), self._tensor(name), self._target.name)

@@ -252,6 +252,17 @@ def test_a_slice_tells_its_shape_and_dtype_without_reading(both):
         assert mine.get_slice(name).get_dtype() == theirs.get_slice(name).get_dtype()
 
 
+def test_a_slice_can_be_read_after_the_file_was_closed(few):
+    """As with safetensors: it keeps what it needs."""
+    path, tensors = few
+    for opened in (safetensors.safe_open, penstock.safe_open):
+        with opened(path, "pt") as file:
+            part = file.get_slice("model.embed.weight")
+        assert same(part[3:5], tensors["model.embed.weight"][3:5])
+        with pytest.raises(Exception, match="closed"):
+            file.get_slice("model.embed.weight")
+
+
 def test_get_slice_reads_only_what_it_needs(big, device):
     path, tensors = big
     with penstock.safe_open(path, "pt", device) as file:
