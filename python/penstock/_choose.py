@@ -161,7 +161,7 @@ def box(tensor: Tensor, index) -> Choice:
 
     try:
         found = cover(tensor, index)
-    except (IndexError, ValueError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         raise wrong(str(error)) from None
     if found is None:
         raise wrong(f"{index!r} is no such index")

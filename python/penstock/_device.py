@@ -5,6 +5,8 @@ from __future__ import annotations
 from . import _penstock
 from ._error import refuse
 
+#: The largest number of a GPU that frameworks have room for.
+_LAST = 127
 _devices: dict[str, _penstock.Device] = {}
 
 
@@ -24,9 +26,11 @@ def device_name(device) -> str:
     if text == "cuda":
         return f"cuda:{_current_cuda()}"
     kind, _, number = text.partition(":")
-    if kind != "cuda" or not (number.isascii() and number.isdigit()):
+    # torch takes cuda:300 for another.
+    if kind != "cuda" or not (number.isascii() and number.isdigit()) or len(number) > 9 \
+            or int(number) > _LAST:
         raise refuse("open device", text, "there is no device of this name",
-                     "Devices are cpu, cuda and cuda:N, N from 0")
+                     "Devices are cpu, cuda and cuda:N, N from 0 on")
     return f"cuda:{int(number)}"
 
 

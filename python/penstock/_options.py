@@ -26,6 +26,6 @@ def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
     elif type(memory_limit) is not int or not 0 < memory_limit < 1 << 63:
         raise refuse("keep within", "memory_limit", f"{memory_limit!r} is no number of bytes",
                      f"Give the most staging memory in bytes, {MEMORY_LIMIT_LEAST} or more")
-    if "\0" in str(transfer):
-        raise refuse("use transfer type", repr(transfer), "there is no such type")
+    if "\0" in str(transfer) or not str(transfer).isascii():
+        raise refuse("use transfer type", ascii(transfer), "there is no such type")
     return _penstock.transfer_type(transfer), memory_limit

@@ -89,6 +89,10 @@ class _Piece:
 
 def _check_text(text: str) -> None:
     """What load_file() would refuse is not written."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"names and metadata are Unicode, which {ascii(text)} is not") from None
     if "\0" in text:
         raise ValueError(f"names and metadata cannot hold a NUL character: {text!r}")
 

@@ -463,6 +463,17 @@ def test_into_an_empty_tensor(tmp_path, device):
     assert_same(into, tensors)
 
 
+@pytest.mark.parametrize("arguments", [
+    {"device": 1 << 70}, {"device": "cuda:300"}, {"device": "cuda:128"}, {"transfer": "\ud800"},
+    {"transfer": "ä"}, {"slices": {"model.embed.weight": slice("x")}},
+    {"slices": {"model.embed.weight": slice(1.5)}},
+], ids=ascii)
+def test_arguments_that_make_no_sense_are_refused_in_words_of_ours(few, arguments):
+    with pytest.raises(penstock.Error) as caught:
+        penstock.load_file(few[0], **arguments)
+    assert isinstance(caught.value, ValueError)
+
+
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_what_calls_of_safetensors_say_is_understood(few, backend):
     path, tensors = few

@@ -300,8 +300,10 @@ def test_a_name_that_is_not_there_is_named(both, method):
 
 def test_a_name_that_is_no_string_is_a_type_error(both):
     mine, _ = both
-    with pytest.raises(TypeError):
-        mine.get_tensor(1)
+    for name in (1, None, b"row", ["row"], {}):
+        for ask in (mine.get_tensor, mine.get_slice):
+            with pytest.raises(TypeError, match="name is a text"):
+                ask(name)
 
 
 def test_a_missing_file_is_told_at_the_opening(tmp_path):
