@@ -256,8 +256,9 @@ class File:
         if mode not in ("r", "w", "r+"):
             raise ValueError(f"mode is 'r', 'w' or 'r+', not {mode!r}; a new file can be read "
                              "after close(), and nothing is appended")
-        if size < 0 or size and mode != "w":
-            raise ValueError("size is for new files, mode 'w', and not negative")
+        size = index(size)
+        if not 0 <= size <= _LAST or size and mode != "w":
+            raise ValueError(f"size is that of a new file, mode 'w', in bytes; {size} is none")
         self.path, self.mode = os.fspath(path), mode
         self._synthetic = is_synthetic(path)
         self._where = path if self._synthetic else file_name(path)
@@ -265,7 +266,7 @@ class File:
         self._lock = Lock(self._inherited, threading.RLock)
         self._futures: list[Future] = []
         self._reader = self._writer = None
-        self._end = index(size)
+        self._end = size
         self._seen = self._identity()
         if mode == "w":
             self._writer = _penstock.Object(self._where, _WRITE, self._end)
@@ -313,6 +314,10 @@ class File:
                   "is as it was before", RuntimeWarning, stacklevel=2)
         else:
             _warn(f"unclosed file {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    def __reduce__(self):
+        """Two of them would close the same file."""
+        raise TypeError("a penstock.File cannot be copied or pickled: open the file again")
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
@@ -521,8 +526,12 @@ def _maker(like, dtype, device):
         like = "torch"
     if like in ("torch", "pt"):
         torch = import_module("torch")
-        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        where = torch.device("cpu" if device in (None, "host") else device)
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if kind is not float and not isinstance(kind, torch.dtype):
+            raise refuse("read as", str(dtype), "torch has no such dtype",
+                         "Take torch.float32, or \"float32\"")
+        name = device_name(device)
+        where = torch.device("cpu" if name == "host" else name)
         sample = torch.empty(0, dtype=kind)
         return (lambda n: torch.empty(n, dtype=kind, device=where)), sample.element_size()
     if like not in (None, "numpy", "np", "cupy"):

@@ -159,6 +159,10 @@ class safe_open:  # noqa: N801 - the name that people know
             self._ahead.stop()
         self._model = self._ahead = None
 
+    def __reduce__(self):
+        """What it reads ahead is its own."""
+        raise TypeError("a safe_open cannot be copied or pickled: open the file again")
+
     def _opened(self) -> _penstock.Model:
         if self._model is None:
             raise ValueError("the file is closed")

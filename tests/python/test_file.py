@@ -4,10 +4,12 @@
 What needs CUDA memory runs in a process of its own over the fake driver.
 """
 import array
+import copy
 import errno
 import gc
 import mmap
 import os
+import pickle
 import signal
 import textwrap
 import time
@@ -137,6 +139,40 @@ def test_what_is_not_contiguous_is_refused(tmp_path, source, thing):
     with pytest.raises(ValueError, match="contiguous"):
         penstock.tofile(thing, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 63, 1 << 64, 1 << 70])
+def test_a_size_that_no_file_has_is_refused(tmp_path, size):
+    with pytest.raises(ValueError, match="in bytes"):
+        penstock.File(tmp_path / "out", "w", size=size)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [None, "x", 2.5, [], b"1"], ids=repr)
+def test_a_size_that_is_no_number_is_refused(tmp_path, size):
+    with pytest.raises(TypeError, match="as an integer"):
+        penstock.File(tmp_path / "out", "w", size=size)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"dtype": "nope"}, {"dtype": "zeros"}, {"dtype": numpy.float32}, {"dtype": 3},
+    {"dtype": torch.float32, "device": "nope"}, {"dtype": torch.float32, "device": -1},
+    {"dtype": torch.float32, "device": 2.5}, {"dtype": torch.float32, "device": "meta"},
+], ids=str)
+def test_an_array_that_torch_cannot_make_is_refused(source, arguments):
+    with pytest.raises(penstock.Error) as caught:
+        penstock.fromfile(source[0], like="torch", **arguments)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_open_files_are_not_copied(tmp_path, few):
+    with penstock.File(tmp_path / "out", "w") as file, penstock.safe_open(few[0]) as opened:
+        for thing in (file, opened):
+            for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="open the file again"):
+                    attempt(thing)
+        file.write(b"content")
+    assert (tmp_path / "out").read_bytes() == b"content"
 
 
 COMPLEX = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex64)
