@@ -14,6 +14,7 @@ from ._choose import Tensor, open_model, tensors_of
 from ._device import device_name, open_device
 from ._error import Error
 from ._fork import Lock
+from ._names import file_name
 from ._progress import wait
 
 _begun: dict[tuple[str, str], Prefetch] = {}
@@ -29,7 +30,7 @@ class Prefetch:
     def __init__(self, path: str, device: str):
         """Starts at once."""
         self.path, self.device = path, device
-        self.key = os.path.realpath(path), device
+        self.key = _key(path, device)
         self.error: OSError | None = None
         self._lock = Lock(self._inherited)
         self._job: Any = None
@@ -109,6 +110,15 @@ class Prefetch:
         return f"<penstock.Prefetch {self.path} to {self.device}>"
 
 
+def _key(path, device: str) -> tuple[str, str]:
+    """The same for all names of a file."""
+    name = file_name(path)
+    try:
+        return os.path.realpath(name), device
+    except OSError:
+        return name, device     # the working folder was removed
+
+
 def _remove(prefetch: Prefetch) -> None:
     with _lock:
         if _begun.get(prefetch.key) is prefetch:
@@ -141,7 +151,7 @@ def prefetch(path: str | os.PathLike, device: Any = None) -> Prefetch:
     """
     name = _default_device() if device is None else device_name(device)
     path = os.fsdecode(path)
-    key = os.path.realpath(path), name
+    key = _key(path, name)
     found = _begun.get(key)
     if found is not None and found.error is None:
         return found
@@ -160,7 +170,7 @@ def take(path, device: str) -> Prefetch | None:
     if not _begun:
         return None
     with _lock:
-        begun = _begun.pop((os.path.realpath(os.fsdecode(path)), device), None)
+        begun = _begun.pop(_key(path, device), None)
     if begun is None:
         return None
     # What was wrong then may be right now; if not, the load says so.

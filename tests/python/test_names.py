@@ -161,14 +161,17 @@ def test_what_follows_a_link_is_not_normalised(here):
 
 
 def test_a_folder_that_was_removed_is_an_error_in_words(here):
+    save_file(TENSORS, here / "x.safetensors")
+    begun = penstock.prefetch("x.safetensors", "cpu")
     (here / "gone").mkdir()
     os.chdir(here / "gone")
     shutil.rmtree(here / "gone")
-    with pytest.raises(FileNotFoundError, match="x.safetensors") as caught:
-        penstock.load_file("x.safetensors")
-    assert isinstance(caught.value, penstock.Error)
-    save_file(TENSORS, here / "x.safetensors")
+    for call in (penstock.load_file, lambda name: penstock.prefetch(name, "cpu").wait()):
+        with pytest.raises(FileNotFoundError, match="x.safetensors") as caught:
+            call("x.safetensors")
+        assert isinstance(caught.value, penstock.Error)
     assert_same(penstock.load_file(here / "x.safetensors"), TENSORS)
+    assert begun.finish("", False) is None, "the load began anew"
 
 
 @pytest.mark.parametrize("name", [3, None, 3.5, [], object(), True], ids=repr)
