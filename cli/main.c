@@ -4,10 +4,12 @@
  * Status: 0 done, 1 failed, 2 called wrongly, 128 + n ended by signal n.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include "base/error.h"
 #include "commands.h"
 #include "report.h"
@@ -92,6 +94,20 @@ static int dispatch(int argc, char **argv)
 	return command ? command->run(argc - 2, argv + 2) : unknown_command(argv[1]);
 }
 
+/*
+ * Where a standard descriptor is closed, the next file opened would take its number, and a message
+ * would be written into it. What stands in cannot do what the number is for: output that nobody
+ * gets stays an error.
+ */
+static bool fill_standard_descriptors(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0 &&
+		    open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+			return false;
+	return true;
+}
+
 /* A model may have more files than the usual limit of 1024, and each takes two descriptors. */
 static void allow_many_files(void)
 {
@@ -107,6 +123,8 @@ int main(int argc, char **argv)
 {
 	int status;
 
+	if (!fill_standard_descriptors())
+		return STATUS_FAILURE;
 	allow_many_files();
 	status = dispatch(argc, argv);
 

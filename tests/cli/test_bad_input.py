@@ -283,3 +283,29 @@ def test_inject_that_makes_no_sense_is_refused_before_any_byte(penstock, target,
     error = penstock.fails("copy", "pattern:1M", target, "--inject", spec, status=2)
     assert error["errno"] == "EINVAL"
     assert penstock.fails("load", target, "-d", "host", "--inject", spec, status=2) == error
+
+
+# --------------------------------------------------------------------- standard descriptors --
+
+def without(*numbers):
+    """What a child does first to have these descriptors closed."""
+    return lambda: [os.close(number) for number in numbers]
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("options", [[], ["--in-place"]])
+def test_messages_stay_out_of_the_destination_where_descriptors_are_closed(
+        penstock, tmp_path, closed, options):
+    out = tmp_path / "out"
+    out.write_bytes(b"old!")
+    result = penstock("copy", "-q", "--size", "4", "--inject", "fail:*:EIO", "null:", out, *options,
+                      preexec_fn=without(*closed))
+    assert result.status and out.read_bytes() == b"old!"
+    result = penstock("copy", "--size", "4", "null:", out, *options, preexec_fn=without(*closed))
+    assert result.status == (1 in closed) and out.read_bytes() == bytes(4)
+
+
+def test_report_that_has_nowhere_to_go_is_a_failure_that_is_told(penstock):
+    result = penstock("copy", "pattern:1M", "host:", preexec_fn=without(1))
+    assert result.status == 1
+    assert result.err == "penstock: cannot write the output: Bad file descriptor\n"

@@ -711,3 +711,11 @@ def test_a_page_cache_that_gives_way_late_costs_only_what_needs_it(model, tmp_pa
     for what in ("warm", "cold", "half of each tensor", "start-ups"):
         assert f"{what}: not measured, somebody else wants the memory" in schedule.notes
     assert "somebody else wants the memory" in report.text(report.result(schedule))
+
+
+def test_what_is_said_stays_out_of_the_result_where_standard_error_is_closed(model):
+    done = subprocess.run(command(str(model), "--device", "cpu", "--rounds", "1", "--loaders",
+                                  "penstock", "--no-memory", "--no-ceilings", "--json", "-"),
+                          env=environment(), text=True, timeout=300, stdout=subprocess.PIPE,
+                          check=True, preexec_fn=lambda: os.close(2))
+    assert json.loads(done.stdout)["loaders"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -162,5 +163,17 @@ def main(words: list[str] | None = None) -> int:
     return 0 if ours is None or ours["status"] == "ok" else 1
 
 
+def fill_standard_descriptors() -> None:
+    """Where one is closed, a file would take its number, and print() its place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+
+
 if __name__ == "__main__":
+    fill_standard_descriptors()
     sys.exit(main())
