@@ -112,9 +112,9 @@ static void print_facts(const char *file, const char *why, const struct pen_expl
 {
 	char text[TEXT_SIZE_MAX];
 
-	printf("%s\n", file);
-	printf("  size         %s (%llu bytes)\n", text_from_size(plan->bytes, text, sizeof(text)),
-	       (unsigned long long)plan->bytes);
+	report_name(file, 0);
+	printf("\n  size         %s (%llu bytes)\n",
+	       text_from_size(plan->bytes, text, sizeof(text)), (unsigned long long)plan->bytes);
 	printf("  file system  %s, store %s\n", plan->filesystem, plan->store);
 	if (plan->offset_alignment)
 		printf("  direct       by %s, offsets aligned to %u, memory to %u\n", plan->queue,
@@ -124,8 +124,11 @@ static void print_facts(const char *file, const char *why, const struct pen_expl
 	printf("  page cache   holds %.1f %% of it (asked by %s)\n",
 	       percent(plan->resident, plan->bytes), plan->residency_by);
 	printf("  device       %s", plan->device);
-	if (why[0])
-		printf(" (cuda:0 cannot be used: %s)", why);
+	if (why[0]) {
+		printf(" (cuda:0 cannot be used: ");
+		report_name(why, 0);
+		putchar(')');
+	}
 	printf("\n  resources    %u %s, at most %s pinned\n", plan->lanes,
 	       plan->lanes == 1 ? "lane" : "lanes",
 	       text_from_size(plan->memory_limit, text, sizeof(text)));
@@ -161,14 +164,19 @@ static void print_paths(const struct pen_explanation *plan)
 
 	if (plan->path_count)
 		printf("\nPaths taken\n");
-	for (uint32_t i = 0; i < plan->path_count; i++)
-		printf("  %-18s %-10s %s\n", plan->paths[i].path,
-		       text_from_size(plan->paths[i].bytes, bytes, sizeof(bytes)),
-		       plan->paths[i].reason);
+	for (uint32_t i = 0; i < plan->path_count; i++) {
+		printf("  %-18s %-10s ", plan->paths[i].path,
+		       text_from_size(plan->paths[i].bytes, bytes, sizeof(bytes)));
+		report_name(plan->paths[i].reason, 0);
+		putchar('\n');
+	}
 	if (plan->refused_count)
 		printf("\nBetter paths that cannot be had\n");
-	for (uint32_t i = 0; i < plan->refused_count; i++)
-		printf("  %-18s %s\n", plan->refused[i].path, plan->refused[i].reason);
+	for (uint32_t i = 0; i < plan->refused_count; i++) {
+		printf("  %-18s ", plan->refused[i].path);
+		report_name(plan->refused[i].reason, 0);
+		putchar('\n');
+	}
 }
 
 /* ---------------------------------------------------------------------------- the command -- */

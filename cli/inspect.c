@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * penstock inspect: what a model has in it - files, tensors, metadata - and what is wrong with it.
- * Only headers are read. Names come from the file and may hold anything: people get them with
- * control characters escaped.
+ * Only headers are read.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -138,32 +137,12 @@ static void print_json(const struct listing *list)
 
 /* --------------------------------------------------------------------------------- people -- */
 
-/* Letters, not bytes: what a terminal shows of UTF-8. */
-static int letters(const char *text)
-{
-	int count = 0;
-
-	for (; *text; text++)
-		count += (*text & 0xc0) != 0x80;
-	return count;
-}
-
-/* Print a name and spaces up to a column of `width`. */
-static void print_name(const char *name, int width)
-{
-	char *shown = report_escape(name);
-	int left = shown ? width - letters(shown) : width;
-
-	printf("%s%*s", shown ? shown : "?", left > 0 ? left : 0, "");
-	free(shown);
-}
-
 static int name_width(const struct listing *list)
 {
 	int width = 4;
 
 	for (size_t i = 0; i < list->count; i++) {
-		int length = letters(list->tensors[i]->name);
+		int length = (int)text_escape(NULL, 0, list->tensors[i]->name);
 
 		if (length > width)
 			width = length < NAME_WIDTH ? length : NAME_WIDTH;
@@ -192,7 +171,7 @@ static void print_tensors(const struct listing *list)
 		const struct pen_tensor *tensor = list->tensors[i];
 
 		printf("  ");
-		print_name(tensor->name, width);
+		report_name(tensor->name, width);
 		printf("  %-11s  ", pen_dtype_name(tensor->dtype));
 		print_shape(tensor, 16);
 		printf("  %13llu  %4u  %14llu  %5u\n", (unsigned long long)tensor->bytes,
@@ -209,15 +188,15 @@ static void print_files(const struct listing *list)
 
 	for (size_t i = 0; i < count; i++) {
 		printf("  file %zu  ", i + 1);
-		print_name(files[i].name, 0);
+		report_name(files[i].name, 0);
 		printf("  %s (%llu bytes, %llu of it header)\n",
 		       report_bytes(files[i].size, size, sizeof(size)),
 		       (unsigned long long)files[i].size, (unsigned long long)files[i].data);
 		for (size_t j = 0; j < files[i].metadata_count; j++) {
 			printf("          ");
-			print_name(files[i].metadata[j].key, 0);
+			report_name(files[i].metadata[j].key, 0);
 			printf(": ");
-			print_name(files[i].metadata[j].value, 0);
+			report_name(files[i].metadata[j].value, 0);
 			putchar('\n');
 		}
 	}
@@ -239,7 +218,7 @@ static void print_totals(const struct listing *list)
 
 static void print_text(const struct listing *list)
 {
-	print_name(list->path, 0);
+	report_name(list->path, 0);
 	putchar('\n');
 	print_files(list);
 	if (list->count)

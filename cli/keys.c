@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "keys.h"
-#include "report.h"
 
 #define NAMES_TOLD 3
 
@@ -31,11 +30,9 @@ static int no_match(const struct option_list *globs, const struct pen_model *mod
 	for (size_t i = 0; i < count && i < NAMES_TOLD; i++) {
 		/* The first, one from the middle, the last: names alike lie side by side. */
 		size_t which = count > NAMES_TOLD ? i * (count - 1) / (NAMES_TOLD - 1) : i;
-		char *name = report_escape(tensors[which].name);
 
 		used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%.60s",
-					 i ? ", " : "", name ? name : "?");
-		free(name);
+					 i ? ", " : "", tensors[which].name);
 	}
 	error_set(err, -ENOENT, "find tensors in", path, -1,
 		  "none of its %zu tensors is matched by '%.100s'%s", count, glob,

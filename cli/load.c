@@ -446,10 +446,9 @@ static void print_json(const struct load *load)
 static void print_hashes(const struct load *load)
 {
 	for (size_t i = 0; i < load->count; i++) {
-		char *name = report_escape(load->tensors[i]->name);
-
-		printf("%s  %s\n", load->hashes[i], name ? name : "?");
-		free(name);
+		printf("%s  ", load->hashes[i]);
+		report_name(load->tensors[i]->name, 0);
+		putchar('\n');
 	}
 }
 

@@ -457,8 +457,9 @@ static void print_report(const struct maker *maker, const char *model)
 	json_t *object, *files;
 
 	if (!maker->set.json) {
-		printf("%s: %zu %s, %zu tensors, %s in %s: %s (%s of it to make it durable)\n",
-		       maker->folder, spec->file_count, spec->file_count == 1 ? "file" : "files",
+		report_name(maker->folder, 0);
+		printf(": %zu %s, %zu tensors, %s in %s: %s (%s of it to make it durable)\n",
+		       spec->file_count, spec->file_count == 1 ? "file" : "files",
 		       spec->tensor_count, report_bytes(maker->report.bytes, bytes, sizeof(bytes)),
 		       report_seconds(maker->seconds, seconds, sizeof(seconds)),
 		       report_rate(rate, speed, sizeof(speed)),

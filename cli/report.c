@@ -81,16 +81,19 @@ static void add_up(const struct report *report, struct pen_report *all)
 json_t *report_text(const char *text)
 {
 	json_t *value = json_string(text);
-	char plain[1024];
-	size_t i;
+	size_t size = TEXT_ESCAPE_GROWTH * strlen(text) + 1;
+	char *shown;
 
-	/* File names are bytes. One that is no UTF-8 is shown as far as it is ASCII. */
+	/* File names are bytes. One that is no UTF-8 is told as people see it. */
 	if (value)
 		return value;
-	for (i = 0; text[i] && i + 1 < sizeof(plain); i++)
-		plain[i] = (unsigned char)text[i] < 0x80 ? text[i] : '?';
-	plain[i] = 0;
-	return json_string(plain);
+	shown = malloc(size);
+	if (!shown)
+		return json_null();
+	text_escape(shown, size, text);
+	value = json_string(shown);
+	free(shown);
+	return value;
 }
 
 json_t *report_number(uint64_t number)
@@ -120,9 +123,23 @@ json_t *report_paths(json_t *list, const char *direction, const struct pen_path 
 	return list;
 }
 
+/* jansson counts DEL among the characters that show. */
+static int print_piece(const char *piece, size_t size, void *unused)
+{
+	(void)unused;
+	for (size_t i = 0; i < size; i++)
+		if (piece[i] == 0x7f)
+			fputs("\\u007f", stdout);
+		else
+			putchar(piece[i]);
+	return 0;
+}
+
 void report_json(json_t *object)
 {
-	json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+	/* In ASCII a name is whole for programs, and harmless on a terminal. */
+	json_dump_callback(object, print_piece, NULL,
+			   JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
 	putchar('\n');
 	json_decref(object);
 }
@@ -253,34 +270,21 @@ char *report_seconds(double seconds, char *to, size_t size)
 	return to;
 }
 
-/* One that must not be shown as it is: a control character, by itself or as U+0080 to U+009F. */
-static bool is_control(const unsigned char *at)
+void report_name(const char *name, int width)
 {
-	return at[0] < 0x20 || at[0] == 0x7f || (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0);
-}
+	size_t size = TEXT_ESCAPE_GROWTH * strlen(name) + 1;
+	char *shown = malloc(size);
+	int letters = 0;
 
-char *report_escape(const char *text)
-{
-	char *escaped = malloc(4 * strlen(text) + 1), *to = escaped;
-
-	if (!escaped)
-		return NULL;
-	for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
-		if (*at == '\\')
-			to += sprintf(to, "\\\\");
-		else if (*at == '\n')
-			to += sprintf(to, "\\n");
-		else if (*at == '\t')
-			to += sprintf(to, "\\t");
-		else if (*at == 0xc2 && is_control(at))
-			to += sprintf(to, "\\u%04x", *++at);	/* its second byte is its number */
-		else if (is_control(at))
-			to += sprintf(to, "\\x%02x", *at);
-		else
-			*to++ = (char)*at;
+	if (shown)
+		text_escape(shown, size, name);
+	for (const char *at = shown ? shown : "?"; *at; at++) {
+		putchar(*at);
+		letters += (*at & 0xc0) != 0x80;	/* what shows, not bytes */
 	}
-	*to = 0;
-	return escaped;
+	free(shown);
+	if (letters < width)
+		printf("%*s", width - letters, "");
 }
 
 void report_warnings_text(const struct pen_model *model)
@@ -289,10 +293,9 @@ void report_warnings_text(const struct pen_model *model)
 	size_t count = pen_model_warnings(model, &warnings);
 
 	for (size_t i = 0; i < count; i++) {
-		char *text = report_escape(warnings[i]);
-
-		printf("  warning: %s\n", text ? text : "?");
-		free(text);
+		printf("  warning: ");
+		report_name(warnings[i], 0);
+		putchar('\n');
 	}
 }
 
@@ -314,8 +317,9 @@ static void print_paths(const char *direction, const struct pen_report *side, in
 		const struct pen_path *path = &side->paths[i];
 		double share = side->bytes ? 100 * (double)path->bytes / (double)side->bytes : 100;
 
-		printf("  %-5s  %-*s  %5.1f %%  %s\n", direction, width, path->path, share,
-		       path->reason);
+		printf("  %-5s  %-*s  %5.1f %%  ", direction, width, path->path, share);
+		report_name(path->reason, 0);
+		putchar('\n');
 	}
 }
 
@@ -347,9 +351,11 @@ void report_paths_text(const struct pen_report *read, const struct pen_report *w
 	print_paths("read", read, width);
 	if (write)
 		print_paths("write", write, width);
-	for (uint32_t i = 0; i < all->refused_count; i++)
-		printf("  %-5s  %-*s           %s\n", "not", width, all->refused[i].path,
-		       all->refused[i].reason);
+	for (uint32_t i = 0; i < all->refused_count; i++) {
+		printf("  %-5s  %-*s           ", "not", width, all->refused[i].path);
+		report_name(all->refused[i].reason, 0);
+		putchar('\n');
+	}
 }
 
 static void copy_text(const struct report *report, const struct pen_report *all)
@@ -373,13 +379,13 @@ void report_copy(const struct report *report, bool json)
 
 void report_error(const struct pen_error *err, bool json)
 {
-	char text[1024];
+	char text[TEXT_ESCAPE_GROWTH * (sizeof(*err) + 64)];
 
 	/* An interruption was asked for: people need no more than to know what is left of it. */
 	if (err->code != -ECANCELED)
 		pen_error_format(err, text, sizeof(text));
 	else
-		text_copy(text, sizeof(text), err->message);
+		text_escape(text, sizeof(text), err->message);
 	fprintf(stderr, "penstock: %s\n", text);
 	if (json)
 		error_json(err);

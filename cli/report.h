@@ -60,7 +60,10 @@ char *report_bytes(uint64_t bytes, char *to, size_t size);
 char *report_rate(double bytes_per_second, char *to, size_t size);
 char *report_seconds(double seconds, char *to, size_t size);
 
-/* What others have named, with nothing in it that a terminal obeys: heap, NULL: no memory. */
-char *report_escape(const char *text);
+/*
+ * Print what others have named, with nothing in it that a terminal obeys (text_escape), and spaces
+ * up to a column of `width`.
+ */
+void report_name(const char *name, int width);
 
 #endif

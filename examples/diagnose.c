@@ -14,12 +14,10 @@
 /* Programs branch on the code; people read the words. */
 static int fail(const struct pen_error *err)
 {
-	fprintf(stderr, "diagnose: cannot %s %s", err->operation, err->object);
-	if (err->offset >= 0)
-		fprintf(stderr, " at byte %lld", (long long)err->offset);
-	fprintf(stderr, ": %s\n", err->message);
-	if (err->hint[0])
-		fprintf(stderr, "  %s.\n", err->hint);
+	char text[1024];
+
+	pen_error_format(err, text, sizeof(text));
+	fprintf(stderr, "diagnose: %s\n", text);
 	return err->code == -ENOENT ? 3 : err->code == -ENODEV ? 4 : 1;
 }
 

@@ -66,7 +66,10 @@ enum pen_domain {
 	PEN_DOMAIN_FORMAT,	/* the bytes are not what they should be; raw is 0 */
 };
 
-/* What went wrong, filled at the place that knows. All strings are NUL-terminated. */
+/*
+ * What went wrong, filled at the place that knows. All strings are NUL-terminated. They hold names
+ * as they are, whatever is in them: show people what pen_error_format() makes of it.
+ */
 struct pen_error {
 	int code;		/* negative errno; what the function returned; 0: no error */
 	int domain;		/* enum pen_domain */
@@ -79,7 +82,9 @@ struct pen_error {
 };
 
 /*
- * Write "operation object at offset: message. Hint" to `text`, always terminated.
+ * Write "cannot operation object at offset: message. Hint" to `text`, always terminated. Characters
+ * that a terminal would obey or not show, and bytes that are no UTF-8, become \x1b, \u202e and the
+ * like, so that no name can pass for something else.
  * Returns the length the whole text has, like snprintf.
  */
 int pen_error_format(const struct pen_error *err, char *text, size_t size);

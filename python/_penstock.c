@@ -14,6 +14,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include "base/text.h"
 #include "binding.h"
 
 /* How often a waiting call looks for signals. */
@@ -1203,7 +1204,25 @@ static PyObject *stop_all(PyObject *module, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+/* Foreign text for people, by the one function that knows how. */
+static PyObject *escape(PyObject *module, PyObject *bytes)
+{
+	const char *plain = PyBytes_AsString(bytes);
+	size_t size = plain ? TEXT_ESCAPE_GROWTH * strlen(plain) + 1 : 0;
+	char *shown = plain ? malloc(size) : NULL;
+	PyObject *result;
+
+	(void)module;
+	if (!shown)
+		return plain ? PyErr_NoMemory() : NULL;
+	text_escape(shown, size, plain);
+	result = PyUnicode_FromString(shown);
+	free(shown);
+	return result;
+}
+
 static PyMethodDef functions[] = {
+	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
 	{ "stop_all", stop_all, METH_NOARGS, "Stop every job that nobody waits for." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=-1, memory_limit=None, stream=None) "

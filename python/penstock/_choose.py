@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from . import _penstock
-from ._error import refuse
+from ._error import refuse, shown
 from ._names import file_name
 
 _GLOB = re.compile(r"[*?\[]")
@@ -45,7 +45,7 @@ def open_model(path) -> _penstock.Model:
     for text in model.warnings():
         import warnings
 
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(shown(text), stacklevel=4)
     return model
 
 

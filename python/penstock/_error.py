@@ -6,6 +6,17 @@ import errno
 import os
 
 
+def shown(text: str) -> str:
+    """Foreign text for people: nothing in it that a terminal obeys or does not show."""
+    from . import _penstock
+
+    try:
+        plain = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        plain = text.encode("utf-8", "backslashreplace")
+    return "\\x00".join(_penstock.escape(part) for part in plain.split(b"\0"))
+
+
 class Error(OSError):
     """A transfer, a file or a device failed.
 
@@ -29,14 +40,14 @@ class Error(OSError):
     hint: str
 
     def __str__(self) -> str:
-        """The whole story in one line."""
+        """The whole story in one line; what a terminal would obey in a name is escaped."""
         if not hasattr(self, "operation"):
             return super().__str__()
         text = f"cannot {self.operation} {self.object}".rstrip()
         if self.offset is not None:
             text += f" at byte {self.offset}"
         text += f": {self.message}"
-        return f"{text}. {self.hint}" if self.hint else text
+        return shown(f"{text}. {self.hint}" if self.hint else text)
 
     def __repr__(self) -> str:
         """The same, as Python shows it."""

@@ -18,6 +18,12 @@ static void fill(struct pen_error *err, int code, enum pen_domain domain, int ra
 	text_copy_end(err->object, sizeof(err->object), object ? object : "");
 }
 
+static void write_words(char *to, size_t size, const char *format, va_list args)
+{
+	if (vsnprintf(to, size, format, args) >= (int)size)
+		text_trim(to);
+}
+
 int error_sys(struct pen_error *err, int code, const char *operation, const char *object,
 	      int64_t offset)
 {
@@ -39,7 +45,7 @@ int error_set(struct pen_error *err, int code, const char *operation, const char
 
 		fill(err, code, PEN_DOMAIN_ERRNO, -code, operation, object, offset);
 		va_start(args, format);
-		vsnprintf(err->message, sizeof(err->message), format, args);
+		write_words(err->message, sizeof(err->message), format, args);
 		va_end(args);
 	}
 	return code;
@@ -53,7 +59,7 @@ int error_vendor(struct pen_error *err, int code, enum pen_domain domain, int ra
 
 		fill(err, code, domain, raw, operation, object, -1);
 		va_start(args, format);
-		vsnprintf(err->message, sizeof(err->message), format, args);
+		write_words(err->message, sizeof(err->message), format, args);
 		va_end(args);
 	}
 	return code;
@@ -66,7 +72,7 @@ void error_hint(struct pen_error *err, const char *format, ...)
 	if (!err || err->hint[0])
 		return;
 	va_start(args, format);
-	vsnprintf(err->hint, sizeof(err->hint), format, args);
+	write_words(err->hint, sizeof(err->hint), format, args);
 	va_end(args);
 }
 
@@ -80,11 +86,12 @@ void error_clear(struct pen_error *err)
 
 int pen_error_format(const struct pen_error *err, char *text, size_t size)
 {
-	char at[40] = "";
+	char plain[sizeof(*err) + 64], at[40] = "";
 
 	if (err->offset >= 0)
 		snprintf(at, sizeof(at), " at byte %lld", (long long)err->offset);
-	return snprintf(text, size, "cannot %s%s%s%s: %s%s%s", err->operation,
-			err->object[0] ? " " : "", err->object, at, err->message,
-			err->hint[0] ? ". " : "", err->hint);
+	snprintf(plain, sizeof(plain), "cannot %s%s%s%s: %s%s%s", err->operation,
+		 err->object[0] ? " " : "", err->object, at, err->message,
+		 err->hint[0] ? ". " : "", err->hint);
+	return (int)text_escape(text, size, plain);
 }

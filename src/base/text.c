@@ -8,12 +8,31 @@
 #include <strings.h>
 #include "base/text.h"
 
+void text_trim(char *text)
+{
+	size_t length = strlen(text), start = length;
+
+	while (start && length - start < 4 && (text[start - 1] & 0xc0) == 0x80)
+		start--;
+	if (!start || !(text[start - 1] & 0x80))
+		return;
+	start--;
+
+	unsigned char lead = (unsigned char)text[start];
+	size_t whole = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+
+	if (length - start < whole)
+		text[start] = 0;
+}
+
 void text_copy(char *to, size_t size, const char *from)
 {
 	size_t length = strnlen(from, size - 1);
 
 	memcpy(to, from, length);
 	to[length] = 0;
+	if (from[length])
+		text_trim(to);
 }
 
 void text_copy_end(char *to, size_t size, const char *from)
@@ -30,6 +49,87 @@ void text_copy_end(char *to, size_t size, const char *from)
 		from++;
 	memcpy(to, "...", 3);
 	strcpy(to + 3, from);
+}
+
+/* The character at `at` and its length in bytes; what is no UTF-8 is -1 and one byte. */
+static int32_t decode(const unsigned char *at, size_t *length)
+{
+	static const struct {
+		unsigned char mask, lead;
+		int32_t least;
+	} forms[] = { { 0x80, 0x00, 0 }, { 0xe0, 0xc0, 0x80 }, { 0xf0, 0xe0, 0x800 },
+		      { 0xf8, 0xf0, 0x10000 } };
+	size_t more = 0;
+	int32_t value;
+
+	*length = 1;
+	while (more < 4 && (at[0] & forms[more].mask) != forms[more].lead)
+		more++;
+	if (more == 4)
+		return -1;
+	value = at[0] & ~forms[more].mask & 0xff;
+	for (size_t i = 1; i <= more; i++) {
+		if ((at[i] & 0xc0) != 0x80)
+			return -1;
+		value = value << 6 | (at[i] & 0x3f);
+	}
+	if (value < forms[more].least || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
+		return -1;
+	*length = more + 1;
+	return value;
+}
+
+static bool is_hidden(int32_t character)
+{
+	static const struct {
+		int32_t first, last;
+	} hidden[] = {
+		{ 0x00, 0x1f },	    { 0x7f, 0x9f },	{ 0xad, 0xad },
+		{ 0x61c, 0x61c },   { 0x180e, 0x180e }, { 0x200b, 0x200f },
+		{ 0x2028, 0x202e }, { 0x2060, 0x206f }, { 0xfeff, 0xfeff },
+		{ 0xfff9, 0xfffb }, { 0xe0000, 0xe007f },
+	};
+
+	for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++)
+		if (character >= hidden[i].first && character <= hidden[i].last)
+			return true;
+	return false;
+}
+
+/* One character as it may be shown; returns the length. */
+static size_t escape_one(const unsigned char *at, int32_t character, size_t length, char shown[12])
+{
+	if (character == '\n' || character == '\t' || character == '\\')
+		return (size_t)sprintf(shown, "\\%c", character == '\n' ? 'n'
+						      : character == '\t' ? 't' : '\\');
+	if (character < 0 || (character < 0x80 && is_hidden(character)))
+		return (size_t)sprintf(shown, "\\x%02x", at[0]);
+	if (is_hidden(character))
+		return (size_t)sprintf(shown, character > 0xffff ? "\\U%08x" : "\\u%04x",
+				       (unsigned int)character);
+	memcpy(shown, at, length);
+	return length;
+}
+
+size_t text_escape(char *to, size_t size, const char *from)
+{
+	size_t used = 0, whole = 0, length;
+
+	for (const unsigned char *at = (const unsigned char *)from; *at; at += length) {
+		int32_t character = decode(at, &length);
+		char shown[12];
+		size_t room = escape_one(at, character, length, shown);
+
+		/* Nothing after the first that has no room. */
+		if (used == whole && used + room < size) {
+			memcpy(to + used, shown, room);
+			used += room;
+		}
+		whole += room;
+	}
+	if (size)
+		to[used] = 0;
+	return whole;
 }
 
 bool text_ends_with(const char *text, const char *ending)

@@ -10,6 +10,19 @@
 void text_copy(char *to, size_t size, const char *from);
 void text_copy_end(char *to, size_t size, const char *from);
 
+/* Take away what is left of a character of UTF-8 at the end of a text that was cut. */
+void text_trim(char *text);
+
+/*
+ * What others have named, for people: characters that a terminal obeys or that do not show
+ * (controls, marks that turn the direction of writing, those without width) and bytes that are no
+ * UTF-8 are written as \n, \t, \xNN, \uNNNN or \UNNNNNNNN, and a backslash twice. Writes as much of
+ * it as there is room for, always terminated and never a part of a character; returns the length of
+ * the whole, like snprintf. It grows fourfold at most.
+ */
+size_t text_escape(char *to, size_t size, const char *from);
+#define TEXT_ESCAPE_GROWTH 4
+
 bool text_ends_with(const char *text, const char *ending);
 
 /*

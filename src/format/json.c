@@ -50,7 +50,7 @@ static int explain(const char *name, const char *what, size_t length, uint64_t o
 		break;
 	case json_error_null_character:
 	case json_error_null_byte_in_key:
-		words_bad(err, name, at, "%s has a name or text with a NUL character (\\u0000)",
+		words_bad(err, name, at, "%s has a name or text with a NUL character (U+0000)",
 			  what);
 		error_hint(err, "Such names cannot be used; rename them and save the file again");
 		break;

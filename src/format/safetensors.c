@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/text.h"
 #include "format/dtype.h"
 #include "format/json.h"
 #include "format/safetensors.h"
@@ -120,15 +121,16 @@ static int bad(const struct reader *reader, const char *tensor, const char *hint
 static int read_dtype(struct reader *reader, struct pen_tensor *tensor, const json_t *entry)
 {
 	const json_t *value = json_object_get(entry, "dtype");
-	char shown[WORDS_NAME];
+	char shown[40];
 
 	if (!json_is_string(value))
 		return bad(reader, tensor->name, DAMAGED, "has no \"dtype\" that is a text");
 	tensor->dtype = dtype_parse(json_string_value(value));
 	if (tensor->dtype >= 0)
 		return 0;
+	text_copy(shown, sizeof(shown), json_string_value(value));
 	return bad(reader, tensor->name, "It may need a newer Penstock, or the file is damaged",
-		   "has the unknown dtype \"%.40s\"", words_name(shown, json_string_value(value)));
+		   "has the unknown dtype \"%s\"", shown);
 }
 
 static int read_shape(struct reader *reader, struct pen_tensor *tensor, const json_t *entry,

@@ -24,12 +24,5 @@ int words_bad(struct pen_error *err, const char *object, int64_t offset, const c
 char *words_name(char to[WORDS_NAME], const char *name)
 {
 	text_copy_end(to, WORDS_NAME, name);
-	for (unsigned char *at = (unsigned char *)to; *at; at++)
-		if (*at < 0x20 || *at == 0x7f)
-			*at = '?';
-	/* What was cut in the middle of a character. */
-	if (to[0] == '.' && to[1] == '.' && to[2] == '.')
-		for (unsigned char *at = (unsigned char *)to + 3; (*at & 0xc0) == 0x80; at++)
-			*at = '?';
 	return to;
 }

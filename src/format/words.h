@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #ifndef FORMAT_WORDS_H
 #define FORMAT_WORDS_H
-/* Saying what is wrong with a file, when the names in it may be long, hostile or both. */
+/* Saying what is wrong with a file, when the names in it may be long. */
 #include "base/error.h"
 
 #define WORDS_NAME 96
@@ -10,10 +10,7 @@
 int words_bad(struct pen_error *err, const char *object, int64_t offset, const char *format, ...)
 	PRINTF_LIKE(4, 5);
 
-/*
- * A name as a message may hold it: control characters, which a terminal would obey, become
- * question marks, and of a long one the end is kept. Returns `to`.
- */
+/* A name as a message has room for it: of a long one the end is kept. Returns `to`. */
 char *words_name(char to[WORDS_NAME], const char *name);
 
 #endif

@@ -396,3 +396,35 @@ def test_an_error_survives_the_way_to_another_process(tmp_path, through):
         for field in ("errno", "strerror", "filename", "code", "domain", "raw", "operation",
                       "object", "offset", "message", "hint"):
             assert getattr(other, field) == getattr(error, field), field
+
+
+NASTY = "\x1b[2J\r\n\x7f\x9b\u202e\u200b"
+SHOWN = r"\x1b[2J\x0d\n\x7f\u009b\u202e\u200b"
+
+
+def test_names_cannot_command_the_terminal(call, tmp_path):
+    """What a traceback prints is harmless; the fields have the name itself."""
+    path = os.path.join(os.fsencode(tmp_path), NASTY.encode() + b"\xff\x9b.safetensors")
+    with pytest.raises(penstock.Error) as caught:
+        call(os.fsdecode(path))
+    assert os.fsencode(caught.value.object) == path == os.fsencode(caught.value.filename)
+    assert SHOWN + r"\xff\x9b.safetensors" in str(caught.value)
+    write_raw(tmp_path / "x.safetensors", {NASTY: ("F7", [1], b"x")})
+    with pytest.raises(penstock.Error) as caught:
+        call(tmp_path / "x.safetensors")
+    assert NASTY in caught.value.message and SHOWN in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_warnings_cannot_command_the_terminal(tmp_path):
+    save_file({"a": torch.zeros(1), NASTY: torch.zeros(1)}, tmp_path / "x.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}')
+    with pytest.warns(UserWarning) as caught:
+        penstock.load_model(tmp_path)
+    assert SHOWN in str(caught[0].message) and str(caught[0].message).isprintable()
+
+
+def test_errors_of_any_text_can_be_printed():
+    from penstock._error import refuse, shown
+    assert str(refuse("use", "\ud800", "no")) == r"cannot use \\ud800: no"
+    assert shown("a\0b\udc9b\u00e4") == "a\\x00b\\x9b\u00e4"

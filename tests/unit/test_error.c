@@ -43,6 +43,19 @@ TEST(what_is_not_known_leaves_no_hole_in_the_line)
 	CHECK_TEXT(text, "cannot read x at byte 0: no");
 }
 
+TEST(a_line_has_nothing_that_a_terminal_obeys_and_the_record_has_the_name_itself)
+{
+	struct pen_error err;
+	char text[300];
+
+	error_set(&err, -EIO, "read", "a\x1b[2J\n", -1, "it is in \xc2\x9b\x9b");
+	error_hint(&err, "Rename \xe2\x80\xae");
+	CHECK_EQ(pen_error_format(&err, text, sizeof(text)), strlen(text));
+	CHECK_TEXT(text, "cannot read a\\x1b[2J\\n: it is in \\u009b\\x9b. Rename \\u202e");
+	CHECK_TEXT(err.object, "a\x1b[2J\n");
+	CHECK_TEXT(err.message, "it is in \xc2\x9b\x9b");
+}
+
 TEST(a_line_is_cut_to_its_room_and_tells_its_length)
 {
 	struct pen_error err;

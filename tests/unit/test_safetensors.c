@@ -514,12 +514,12 @@ TEST(the_tensors_must_end_with_the_file)
 	    "\"data_offsets\":[0,9223372036854775807]}}", 4, 101, "the file ends after 4");
 }
 
-TEST(names_in_messages_are_harmless_and_short)
+TEST(names_in_messages_are_as_they_are_and_short)
 {
 	char header[2000] = "{\"\\u001b[31m", long_name[600];
 
 	strcat(header, "\":1}");
-	bad(header, 0, -1, "tensor \"?[31m\" is not");
+	bad(header, 0, -1, "tensor \"\x1b[31m\" is not");
 	memset(long_name, 'n', sizeof(long_name));
 	long_name[sizeof(long_name) - 1] = 0;
 	snprintf(header, sizeof(header), "{\"%s.end\":1}", long_name);

@@ -18,6 +18,74 @@ static uint64_t size_of(const char *text)
 	return size;
 }
 
+TEST(text_that_is_cut_ends_between_characters)
+{
+	const char *text = "a\xc3\xa4\xe4\xb8\xad\xf0\x9f\x98\x80z";
+	static const size_t ends[] = { 0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11 };
+	char room[16], odd[] = "\x80\x80\x80\x80\x80";
+
+	for (size_t size = 1; size <= 12; size++) {
+		text_copy(room, size, text);
+		CHECK_EQ(strlen(room), ends[size - 1]);
+	}
+	/* What is no character is nobody's part. */
+	text_trim(odd);
+	CHECK_EQ(strlen(odd), 5);
+}
+
+TEST(foreign_text_shows_whatever_it_is_made_of)
+{
+	static const struct {
+		const char *text, *shown;
+	} cases[] = {
+		{ "", "" },
+		{ "plain ~", "plain ~" },
+		{ "a\\b", "a\\\\b" },
+		{ "\n\t\r\x01\x1b[2J\x7f", "\\n\\t\\x0d\\x01\\x1b[2J\\x7f" },
+		/* Letters of any script stay. */
+		{ "\xc3\xa4\xe4\xb8\xad\xf0\x9f\x98\x80\xc2\xa0",
+		  "\xc3\xa4\xe4\xb8\xad\xf0\x9f\x98\x80\xc2\xa0" },
+		/* C1, by itself and as a character. */
+		{ "\xc2\x80\xc2\x9b\xc2\x9f", "\\u0080\\u009b\\u009f" },
+		{ "\x80\x9b\x9f", "\\x80\\x9b\\x9f" },
+		/* Direction and no width. */
+		{ "\xe2\x80\xaa\xe2\x80\xae\xe2\x81\xa6\xe2\x81\xa9",
+		  "\\u202a\\u202e\\u2066\\u2069" },
+		{ "\xe2\x80\x8b\xe2\x80\x8f\xef\xbb\xbf\xc2\xad", "\\u200b\\u200f\\ufeff\\u00ad" },
+		{ "\xf3\xa0\x81\x81", "\\U000e0041" },
+		/* No UTF-8: alone, cut short, too long a form, a surrogate, too large. */
+		{ "\xff\xfe", "\\xff\\xfe" },
+		{ "\xe2\x80", "\\xe2\\x80" },
+		{ "\xe2\x80z", "\\xe2\\x80z" },
+		{ "\xc0\xaf\xe0\x80\x9b", "\\xc0\\xaf\\xe0\\x80\\x9b" },
+		{ "\xed\xa0\x80", "\\xed\\xa0\\x80" },
+		{ "\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80" },
+	};
+	char shown[100];
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		CHECK_EQ(text_escape(shown, sizeof(shown), cases[i].text), strlen(cases[i].shown));
+		CHECK_TEXT(shown, cases[i].shown);
+		CHECK(strlen(shown) <= TEXT_ESCAPE_GROWTH * strlen(cases[i].text));
+	}
+}
+
+TEST(foreign_text_that_is_cut_ends_between_characters)
+{
+	const char *text = "a\xe4\xb8\xad\x1b" "b", *shown = "a\xe4\xb8\xad\\x1b" "b";
+	static const size_t ends[] = { 0, 1, 1, 1, 4, 4, 4, 4, 8, 9 };
+	char room[16];
+
+	for (size_t size = 1; size <= 10; size++) {
+		memset(room, '#', sizeof(room));
+		CHECK_EQ(text_escape(room, size, text), 9);
+		CHECK_EQ(strlen(room), ends[size - 1]);
+		CHECK(!memcmp(room, shown, ends[size - 1]));
+		CHECK_EQ(room[size], '#');
+	}
+	CHECK_EQ(text_escape(NULL, 0, text), 9);
+}
+
 TEST(sizes_have_units_of_1024_and_of_1000)
 {
 	static const struct {

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from .._error import shown
 from . import report
 from .loaders import BY_NAME, LOADERS
 from .model import ModelError, model_open
@@ -145,7 +146,7 @@ def main(words: list[str] | None = None) -> int:
             schedule.run()
             found = report.result(schedule)
     except (ModelError, RuntimeError) as error:
-        print(f"penstock.compare: {error}", file=sys.stderr)
+        print(f"penstock.compare: {shown(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("penstock.compare: stopped", file=sys.stderr)

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Iterable
 
+from .._error import shown
 from .schedule import Row, Schedule
 
 STATES = ("warm", "mixed", "cold")
@@ -254,8 +255,9 @@ def text(found: dict) -> str:
     """Everything that is printed for people."""
     model, device = found["model"], found["device"]
     usable = "usable" if device.startswith("cuda") else "read, every page of it"
-    lines = [f"{model['path']}: {model['tensors']} tensors, {size_text(model['tensor_bytes'])} in "
-             f"{model['files']} file{'s' * (model['files'] != 1)}, to {device}",
+    lines = [f"{shown(model['path'])}: {model['tensors']} tensors, "
+             f"{size_text(model['tensor_bytes'])} in {model['files']} "
+             f"file{'s' * (model['files'] != 1)}, to {device}",
              f"seconds from a ready device to the last tensor {usable}: median (least-most); "
              "x: times faster than transformers", "", table(found), ""]
     for part in (ceilings_text(found), startup_text(found)):
