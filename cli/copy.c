@@ -20,6 +20,7 @@
 #include <time.h>
 #include "base/error.h"
 #include "base/pattern.h"
+#include "base/text.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "progress.h"
@@ -29,7 +30,7 @@
 #include "verify.h"
 #include "watch.h"
 
-#define CHUNK ((size_t)4 << 20)			/* to fill memory by */
+#define CHUNK_MAX ((size_t)4 << 20)		/* to fill and compare memory by */
 #define MEMORY_LIMIT ((uint64_t)128 << 20)	/* the engine's own default */
 #define NOT_GIVEN UINT64_MAX
 
@@ -83,12 +84,47 @@ static int refuse(const struct copy *copy, const char *why, struct pen_error *er
 	return error_set(err, -EINVAL, "copy", both, -1, "%s", why);
 }
 
+static bool between_objects(const struct copy *copy)
+{
+	return copy->from.kind != SIDE_MEMORY && copy->to.kind != SIDE_MEMORY;
+}
+
+/*
+ * Between two objects the memory limit is for all of it: a quarter for each window, and one for
+ * what each of the two jobs may pin.
+ */
+static int share_limit(struct copy *copy, struct pen_error *err)
+{
+	struct pen_options *engine = &copy->set.engine;
+	uint64_t limit = engine->memory_limit ? engine->memory_limit : MEMORY_LIMIT;
+	uint64_t least = 4 * (engine->request_size > OPTIONS_MEMORY_LEAST ? engine->request_size
+									  : OPTIONS_MEMORY_LEAST);
+	char room[TEXT_SIZE_MAX];
+
+	if (!between_objects(copy))
+		return 0;
+	if (limit < least) {
+		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
+			  "a copy from object to object takes four requests at least");
+		error_hint(err, "Allow at least %s%s", text_from_size(least, room, sizeof(room)),
+			   engine->request_size ? ", or lower the request size" : "");
+		return -EINVAL;
+	}
+	engine->memory_limit = limit / 4;
+	return 0;
+}
+
 /* What cannot be meant, whatever the machine. */
 static int check_request(const struct copy *copy, struct pen_error *err)
 {
 	const struct settings *set = &copy->set;
 	bool from_memory = copy->from.kind == SIDE_MEMORY, to_memory = copy->to.kind == SIDE_MEMORY;
+	int rc = side_check(&copy->from, err);
 
+	if (!rc)
+		rc = side_check(&copy->to, err);
+	if (rc)
+		return rc;
 	if (from_memory && to_memory) {
 		refuse(copy, "both are memory", err);
 		error_hint(err, "One side must be a file, null: or pattern:SIZE");
@@ -97,14 +133,6 @@ static int check_request(const struct copy *copy, struct pen_error *err)
 	if (set->size == NOT_GIVEN && (from_memory || copy->from.kind == SIDE_NULL)) {
 		refuse(copy, "the source has no size of its own", err);
 		error_hint(err, "Say how much with --size, such as --size 1G");
-		return -EINVAL;
-	}
-	if (!from_memory && !to_memory && set->engine.memory_limit &&
-	    set->engine.memory_limit < 4 * OPTIONS_MEMORY_LEAST) {
-		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
-			  "a copy from object to object needs more");
-		error_hint(err, "Allow at least %llu KiB",
-			   (unsigned long long)(4 * OPTIONS_MEMORY_LEAST) >> 10);
 		return -EINVAL;
 	}
 	if (set->offset && from_memory)
@@ -161,22 +189,15 @@ static int open_sides(struct copy *copy, struct pen_error *err)
 	return rc;
 }
 
-/*
- * A memory side has room for all of the copy. Between two objects the memory limit is for all of
- * it: a quarter for each window and one for what each of the two jobs may pin.
- */
+/* A memory side has room for all of the copy. */
 static int take_memory(struct copy *copy, struct pen_error *err)
 {
 	int rc = 0;
 
 	copy->window = copy->length;
-	if (copy->in && copy->out) {
-		uint64_t limit = copy->set.engine.memory_limit;
-		uint64_t share = (limit ? limit : MEMORY_LIMIT) / 4;
-
-		copy->set.engine.memory_limit = share;
-		copy->window = share & ~(uint64_t)4095;	/* so that requests stay aligned */
-	}
+	/* Requests stay aligned. */
+	if (between_objects(copy))
+		copy->window = copy->set.engine.memory_limit & ~(uint64_t)4095;
 	/* What is read into memory the job allocates itself, so that it can read ahead while a GPU
 	 * is still starting. */
 	for (int i = 0; !rc && copy->out && i < 2 && i * copy->window < copy->length; i++)
@@ -184,16 +205,26 @@ static int take_memory(struct copy *copy, struct pen_error *err)
 	return rc;
 }
 
+/* What memory is filled and sides are compared by: a quarter of the limit, as two are needed. */
+static size_t chunk_size(const struct copy *copy)
+{
+	uint64_t limit = copy->set.engine.memory_limit;
+	uint64_t share = between_objects(copy) ? limit : (limit ? limit : MEMORY_LIMIT) / 4;
+
+	return share < CHUNK_MAX ? (size_t)share & ~(size_t)4095 : CHUNK_MAX;
+}
+
 static int fill_memory(struct copy *copy, struct pen_error *err)
 {
-	unsigned char *chunk = malloc(CHUNK);
+	size_t size = chunk_size(copy);
+	unsigned char *chunk = malloc(size);
 	int rc = 0;
 
 	if (!chunk)
 		return error_sys(err, -ENOMEM, "fill", copy->from.name, -1);
 	progress_start(&copy->progress, "filling", copy->length);
-	for (uint64_t at = 0; !rc && at < copy->length; at += CHUNK) {
-		size_t piece = copy->length - at < CHUNK ? (size_t)(copy->length - at) : CHUNK;
+	for (uint64_t at = 0; !rc && at < copy->length; at += size) {
+		size_t piece = copy->length - at < size ? (size_t)(copy->length - at) : size;
 
 		pattern_fill(chunk, piece, at);
 		rc = pen_device_put(copy->device, copy->memory[0] + at, chunk, piece, err);
@@ -328,8 +359,9 @@ static int check_result(struct copy *copy, struct pen_error *err)
 		.device = copy->device,
 		.memory = copy->memory[0],
 	};
-	int rc = verify(&from, &to, copy->length, copy->set.engine.cache == PEN_CACHE_DROP,
-			&copy->progress, copy->report.hash, err);
+	int rc = verify(&from, &to, copy->length, chunk_size(copy),
+			copy->set.engine.cache == PEN_CACHE_DROP, &copy->progress,
+			copy->report.hash, err);
 
 	copy->report.verified = !rc;
 	return rc;
@@ -397,6 +429,8 @@ static int run_copy(int argc, char **argv)
 		rc = name_sides(&copy, argv, &err);
 	if (!rc)
 		rc = check_request(&copy, &err);
+	if (!rc)
+		rc = share_limit(&copy, &err);
 	if (!rc)
 		rc = options_check(&copy.set.engine, &err);
 	if (!rc) {

@@ -189,6 +189,7 @@ static int run_explain(int argc, char **argv)
 	struct pen_object *object = NULL;
 	char why[sizeof(((struct pen_error *)0)->message)] = "";
 	struct pen_error err;
+	int status = STATUS_FAILURE;
 	int rc = options_parse(&command_explain, argc, argv, &set, &err);
 
 	if (rc) {
@@ -197,6 +198,9 @@ static int run_explain(int argc, char **argv)
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
 	rc = pen_object_open(argv[0], PEN_READ, 0, &object, &err);
+	/* Only a name that cannot be understood is invalid. */
+	if (rc == -EINVAL)
+		status = STATUS_USAGE;
 	if (!rc)
 		rc = open_device(&set, &device, why, sizeof(why), &err);
 	if (!rc)
@@ -213,7 +217,7 @@ static int run_explain(int argc, char **argv)
 	pen_explain_free(plan);
 	pen_object_close(object);
 	pen_device_close(device);
-	return rc ? STATUS_FAILURE : STATUS_OK;
+	return rc ? status : STATUS_OK;
 }
 
 const struct command command_explain = {

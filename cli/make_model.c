@@ -509,10 +509,6 @@ static int run_make_model(int argc, char **argv)
 
 	if (rc > 0)
 		return STATUS_OK;
-	if (!rc && !argv[1][0]) {
-		rc = error_set(&err, -EINVAL, "write to", "OUT", -1, "its name is empty");
-		error_hint(&err, "Name a folder; a new one is made");
-	}
 	if (!rc) {
 		rc = spec_init(&maker.spec, argv[0], &err);
 		/* What it says may be wrong; that it cannot be read is no wrong call. */

@@ -9,7 +9,6 @@
 #include "options.h"
 
 #define HELP_WIDTH 80
-#define GPU_MAX 255	/* the engine's own limit */
 
 const char *const options_cache[] = { "auto", "keep", "drop", NULL };
 
@@ -389,6 +388,13 @@ int options_parse(const struct command *command, int argc, char **argv, void *se
 		error_hint(err, "See 'penstock %s --help'", command->name);
 		return -EINVAL;
 	}
+	for (int i = 0; i < operands; i++)
+		if (!argv[i][0]) {
+			error_set(err, -EINVAL, command->name, "", -1, "an argument is empty");
+			error_hint(err, "It takes %s; a variable of a script may not be set",
+				   command->operands);
+			return -EINVAL;
+		}
 	return 0;
 }
 

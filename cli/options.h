@@ -66,6 +66,7 @@ struct option_list {
 	  .help = "What to leave in the page cache: as the path has it, everything, nothing" }, \
 	{ "inject", 0, OPTION_TEXT, "SPEC", .where = offsetof(struct settings, engine.inject), \
 	  .help = "Make requests fail, for tests: fail:3:EIO, short:1, delay:5%:50ms, corrupt:2" }
+#define GPU_MAX 255	/* the highest N of cuda:N; the engine's own limit */
 #define OPTIONS_MEMORY_LEAST ((uint64_t)64 << 10)	/* what the engine asks for at least */
 
 extern const char *const options_cache[];

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include "base/error.h"
+#include "base/text.h"
+#include "options.h"
 #include "side.h"
 
 static int set_name(struct side *side, char *name, struct pen_error *err)
@@ -27,6 +29,26 @@ int side_init(struct side *side, const char *text, struct pen_error *err)
 	else if (!strncmp(text, "pattern:", 8))
 		side->kind = SIDE_PATTERN;
 	return set_name(side, strdup(text), err);
+}
+
+int side_check(const struct side *side, struct pen_error *err)
+{
+	struct pen_object *object;
+	uint64_t number;
+	int rc;
+
+	if (side->kind == SIDE_MEMORY && strcmp(side->name, "host:") &&
+	    text_to_number(side->name + 5, GPU_MAX, &number)) {
+		error_set(err, -EINVAL, "use", side->name, -1, "it is no device");
+		error_hint(err, "Devices are cuda:N, N from 0, and host:");
+		return -EINVAL;
+	}
+	if (side->kind == SIDE_FILE || side->kind == SIDE_MEMORY)
+		return 0;
+	rc = pen_object_open(side->name, PEN_READ, 0, &object, err);
+	if (!rc)
+		pen_object_close(object);
+	return rc;
 }
 
 const char *side_device(const struct side *side)

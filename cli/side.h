@@ -22,6 +22,9 @@ struct side {
 
 int side_init(struct side *side, const char *text, struct pen_error *err);
 
+/* Whether a name that is no path can be understood. */
+int side_check(const struct side *side, struct pen_error *err);
+
 /* What pen_device_open() calls a side that is memory. */
 const char *side_device(const struct side *side);
 

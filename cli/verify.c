@@ -10,8 +10,6 @@
 #include "interrupt.h"
 #include "verify.h"
 
-#define CHUNK ((size_t)4 << 20)
-
 /* One side while it is read: the file where it is one, and the bytes at hand. */
 struct reader {
 	const struct verify_side *what;
@@ -20,10 +18,10 @@ struct reader {
 };
 
 /* With `stored`, what the page cache holds does not count: it may never have reached the store. */
-static int reader_init(struct reader *reader, const struct verify_side *what, bool stored,
-		       struct pen_error *err)
+static int reader_init(struct reader *reader, const struct verify_side *what, size_t chunk,
+		       bool stored, struct pen_error *err)
 {
-	*reader = (struct reader){ .what = what, .fd = -1, .bytes = malloc(CHUNK) };
+	*reader = (struct reader){ .what = what, .fd = -1, .bytes = malloc(chunk) };
 	if (!reader->bytes)
 		return error_sys(err, -ENOMEM, "verify", what->side->name, -1);
 	if (what->side->kind != SIDE_FILE)
@@ -103,20 +101,21 @@ static int compare(struct reader *from, struct reader *to, uint64_t at, size_t l
 	return -EILSEQ;
 }
 
-int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length, bool drop,
-	   struct progress *progress, char hash[HASH_TEXT_SIZE], struct pen_error *err)
+int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length,
+	   size_t chunk, bool drop, struct progress *progress, char hash[HASH_TEXT_SIZE],
+	   struct pen_error *err)
 {
 	struct reader a, b = { .fd = -1 };
 	struct hash *sum = hash_new();
-	int rc = reader_init(&a, from, false, err);
+	int rc = reader_init(&a, from, chunk, false, err);
 
 	if (!rc)
-		rc = reader_init(&b, to, true, err);
+		rc = reader_init(&b, to, chunk, true, err);
 	if (!rc && !sum)
 		rc = error_sys(err, -ENOMEM, "verify", to->side->name, -1);
 	progress_start(progress, "verifying", length);
-	for (uint64_t at = 0; !rc && at < length; at += CHUNK) {
-		size_t piece = length - at < CHUNK ? (size_t)(length - at) : CHUNK;
+	for (uint64_t at = 0; !rc && at < length; at += chunk) {
+		size_t piece = length - at < chunk ? (size_t)(length - at) : chunk;
 
 		rc = reader_take(&a, at, piece, err);
 		if (!rc)

@@ -21,10 +21,12 @@ struct verify_side {
 };
 
 /*
- * Compare `length` bytes and give their XXH3-128. A difference is -EILSEQ with the first offset
- * that has one. With `drop`, files leave nothing in the page cache. -ECANCELED after a signal.
+ * Compare `length` bytes, `chunk` of each side at a time, and give their XXH3-128. A difference is
+ * -EILSEQ with the first offset that has one. With `drop`, files leave nothing in the page cache.
+ * -ECANCELED after a signal.
  */
-int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length, bool drop,
-	   struct progress *progress, char hash[HASH_TEXT_SIZE], struct pen_error *err);
+int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length,
+	   size_t chunk, bool drop, struct progress *progress, char hash[HASH_TEXT_SIZE],
+	   struct pen_error *err);
 
 #endif

@@ -59,17 +59,28 @@ def test_file_name_that_is_too_long(penstock, source, tmp_path):
 
 
 def test_empty_name(penstock, target):
-    assert "empty" in penstock.fails("copy", "", target)["message"]
+    for args in (["copy", "", target], ["copy", target, ""], ["explain", ""], ["inspect", ""],
+                 ["load", ""], ["make-model", "", target], ["make-model", "7b", ""]):
+        error = penstock.fails(*args, status=2)
+        assert "empty" in error["message"] and error["hint"]
 
 
 @pytest.mark.parametrize("side", ["pattern:", "pattern:lots", "pattern:1M,speed=3", "pattern:-1",
                                   "pattern:1M,latency=soon"])
 def test_pattern_that_makes_no_sense(penstock, target, side):
-    error = penstock.fails("copy", side, target)
-    assert error["errno"] == "EINVAL" and error["object"] == side
+    for args in (["copy", side, target], ["copy", target, side], ["explain", side]):
+        error = penstock.fails(*args, status=2)
+        assert error["errno"] == "EINVAL" and error["object"] == side
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:99", "cuda:", "cuda:x", "cuda:-1"])
+@pytest.mark.parametrize("device", ["cuda:", "cuda:x", "cuda:-1", "cuda:256", "cuda:0x1"])
+def test_gpu_that_cannot_be_meant(penstock, target, device):
+    for sides in ([target, device], [device, target]):
+        error = penstock.fails("copy", *sides, status=2)
+        assert error["object"] == device and error["hint"]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:99"])
 def test_gpu_that_is_not_there(penstock, source, device):
     if device == "cuda:0" and os.path.exists("/dev/nvidia0"):
         pytest.skip("there is a GPU here")

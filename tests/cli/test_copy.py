@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """penstock copy between all kinds of sides, and what each option does."""
 import os
+import pathlib
 import re
 import stat
 import subprocess
@@ -265,11 +266,38 @@ def test_memory_limit_is_obeyed(penstock, source, tmp_path, limit):
 
 
 @pytest.mark.parametrize("args", [["--memory-limit", "64K"],
-                                  ["--memory-limit", "1M", "--request-size", "16M"]])
+                                  ["--memory-limit", "255K"],
+                                  ["--memory-limit", "1M", "--request-size", "512K"],
+                                  ["--memory-limit", "1M", "--request-size", "16M"],
+                                  ["--request-size", "64M"]])
 def test_memory_limit_that_is_too_small_is_refused_at_the_start(penstock, source, tmp_path, args):
     error = penstock.fails("copy", source, tmp_path / "out", *args, status=2)
     assert error["object"] == "the memory limit" and error["hint"]
     assert not (tmp_path / "out").exists()
+
+
+def most_memory(penstock, *args):
+    """The most memory that a run had at a time, in bytes, as far as it was seen."""
+    process = penstock.start(*args)
+    most = 0
+    while process.poll() is None:
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)    # none once it has ended
+        most = max(most, int(found.group(1)) << 10 if found else 0)
+    assert process.returncode == 0, process.communicate()
+    process.communicate()
+    return most
+
+
+def test_verify_and_filling_keep_within_the_memory_limit(penstock, tmp_path):
+    out = tmp_path / "out"
+    args = ["--memory-limit", "256K", "--request-size", "64K"]
+    bare = most_memory(penstock, "copy", "-q", "pattern:100M", out, *args)
+    assert most_memory(penstock, "copy", "-q", "pattern:100M", out, *args, "--verify") < bare + MIB
+    memory = 16 * MIB + bare
+    assert most_memory(penstock, "copy", "-q", out, "host:", "--size", "16M", "--verify",
+                       *args) < memory + MIB
+    assert most_memory(penstock, "copy", "-q", "host:", out, "--size", "16M", *args) < memory + MIB
 
 
 def test_cache_keep_leaves_all_of_it_and_drop_nothing(penstock, source):

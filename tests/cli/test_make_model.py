@@ -328,7 +328,6 @@ def test_file_that_is_not_there(penstock, tmp_path):
 # ---------------------------------------------------------------------------------- misuse --
 
 @pytest.mark.parametrize("spec, words", [
-    ("", "'' is none of its properties"),
     ("13b", "there is no model '13b'"),
     ("1b", "Those that are known are 0.6b and 7b"),
     ("layer=3", "layers"),
@@ -434,8 +433,6 @@ def test_folder_that_cannot_be_made(penstock, tmp_path):
     error = penstock.fails("make-model", SMALL, tmp_path / "file")
     assert error["errno"] == "ENOTDIR" and error["message"] == "it is a file, not a folder"
     assert error["hint"]
-    error = penstock.fails("make-model", SMALL, "", status=2)
-    assert error["message"] == "its name is empty" and error["hint"]
 
 
 def test_read_only_file_system(penstock, small_fs):
