@@ -8,10 +8,15 @@
  * trace in the result.
  *
  * All files are written before the first of them gets its name: what fails or is interrupted
- * before that leaves nothing behind.
+ * before that leaves nothing behind. A new folder is made under a hidden name and gets its own by
+ * one rename, so it is never there in part. In a folder that is there already the files get their
+ * names one after the other; what each replaces is kept until all have theirs, and is put back if
+ * one cannot.
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -30,6 +35,7 @@
 #include "report.h"
 #include "seconds.h"
 #include "spec.h"
+#include "stage.h"
 #include "watch.h"
 
 #define WINDOW ((uint64_t)64 << 20)
@@ -58,17 +64,25 @@ static const struct option_entry make_model_options[] = {
 	{ .name = NULL },
 };
 
+struct made_file {
+	struct pen_object *object;
+	char *path;
+	bool replaces;		/* something of the same name, */
+	bool kept;		/* which is in the stage for now */
+};
+
 struct maker {
 	struct settings set;
-	const char *folder;
+	const char *folder;		/* as the user names it */
+	struct stage stage;		/* what becomes the folder, or keeps what it had */
+	bool new_folder;
 	struct spec spec;
 	uint64_t *keys;			/* of the tensors' numbers */
 	struct pen_device *host;
 	unsigned char *windows[2];
-	struct pen_object **objects;	/* the files, then config.json and the index */
-	size_t object_count;
-	bool made_folder;
-	unsigned int committed;		/* objects that have their names */
+	struct made_file *files;	/* those of the model, then config.json and the index */
+	size_t file_count;
+	size_t mixed;			/* new files in an old folder that could not be undone */
 	struct progress progress;
 	struct pen_report report;
 	double seconds, commit_seconds;
@@ -220,7 +234,7 @@ static int step(struct maker *maker, const struct piece *now, const struct piece
 {
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_extent extent = {
-		.object = maker->objects[now->file],
+		.object = maker->files[now->file].object,
 		.offset = now->offset,
 		.memory = now->memory,
 		.length = now->length,
@@ -270,16 +284,21 @@ static int write_files(struct maker *maker, struct pen_error *err)
 
 static int open_object(struct maker *maker, const char *name, uint64_t size, struct pen_error *err)
 {
-	char *path;
+	struct made_file *file = &maker->files[maker->file_count];
 	int rc;
 
-	if (asprintf(&path, "%s/%s", maker->folder, name) < 0)
+	if (asprintf(&file->path, "%s/%s", maker->new_folder ? maker->stage.path : maker->folder,
+		     name) < 0) {
+		file->path = NULL;
 		return error_sys(err, -ENOMEM, "open", name, -1);
-	rc = pen_object_open(path, PEN_WRITE, size, &maker->objects[maker->object_count], err);
-	if (!rc)
-		maker->object_count++;
-	free(path);
-	return rc;
+	}
+	rc = pen_object_open(file->path, PEN_WRITE, size, &file->object, err);
+	if (rc) {
+		free(file->path);
+		return rc;
+	}
+	maker->file_count++;
+	return 0;
 }
 
 /* A small file: its name and all of its text; NULL: there is none. */
@@ -294,7 +313,7 @@ static int open_text(struct maker *maker, const char *name, char *text, struct p
 	rc = open_object(maker, name, extent.length, err);
 	if (rc)
 		return rc;
-	extent.object = maker->objects[maker->object_count - 1];
+	extent.object = maker->files[maker->file_count - 1].object;
 	options.memory_limit = JOB_MEMORY;
 	return pen_transfer(PEN_WRITE, maker->host, &extent, 1, &options, NULL, err);
 }
@@ -305,9 +324,9 @@ static int open_objects(struct maker *maker, struct pen_error *err)
 	const struct spec *spec = &maker->spec;
 	int rc = pen_device_open("host", &maker->host, err);
 
-	maker->objects = calloc(spec->file_count + 2, sizeof(maker->objects[0]));
+	maker->files = calloc(spec->file_count + 2, sizeof(maker->files[0]));
 	maker->keys = calloc(spec->tensor_count + 1, sizeof(maker->keys[0]));
-	if (!rc && (!maker->objects || !maker->keys))
+	if (!rc && (!maker->files || !maker->keys))
 		rc = error_sys(err, -ENOMEM, "make", maker->folder, -1);
 	for (size_t i = 0; !rc && i < spec->tensor_count; i++)
 		maker->keys[i] = normal_key(spec->tensors[i].name, maker->set.seed);
@@ -322,32 +341,126 @@ static int open_objects(struct maker *maker, struct pen_error *err)
 	return rc;
 }
 
-static int commit(struct maker *maker, struct pen_error *err)
-{
-	double start = seconds_now();
-	int rc = interrupt_signal() ? -ECANCELED : 0;
-
-	for (size_t i = 0; !rc && i < maker->object_count; i++) {
-		rc = pen_object_commit(maker->objects[i], err);
-		maker->committed += !rc;
-	}
-	maker->commit_seconds = seconds_now() - start;
-	return rc;
-}
-
 static void close_objects(struct maker *maker)
 {
-	for (size_t i = 0; i < maker->object_count; i++)
-		pen_object_close(maker->objects[i]);
+	for (size_t i = 0; i < maker->file_count; i++) {
+		pen_object_close(maker->files[i].object);
+		free(maker->files[i].path);
+	}
 	for (int i = 0; i < 2; i++)
 		if (maker->windows[i])
 			pen_device_free(maker->host, maker->windows[i], WINDOW, NULL);
 	pen_device_close(maker->host);
-	free(maker->objects);
+	free(maker->files);
 	free(maker->keys);
-	/* Fails where the folder holds something, and then it is to stay. */
-	if (maker->made_folder)
-		rmdir(maker->folder);
+	stage_close(&maker->stage);
+}
+
+/* ------------------------------------------------------------------------------ all at once -- */
+
+static void flush_folder(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	fsync(fd);
+	close(fd);
+}
+
+/* The folder that a path lies in; heap, NULL: no memory. */
+static char *folder_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return !slash ? strdup(".") : strndup(path, slash > path ? (size_t)(slash - path) : 1);
+}
+
+static int publish_folder(struct maker *maker, struct pen_error *err)
+{
+	char *parent;
+
+	if (rename(maker->stage.path, maker->folder)) {
+		int rc = error_sys(err, -errno, "name", maker->folder, -1);
+
+		error_hint(err, "Somebody made it meanwhile; name another folder");
+		return rc;
+	}
+	parent = folder_of(maker->folder);
+	if (parent)
+		flush_folder(parent);
+	free(parent);
+	return 0;
+}
+
+/* Where what file `number` replaces is kept meanwhile. */
+static char *kept_path(const struct maker *maker, size_t number)
+{
+	char *path;
+
+	return asprintf(&path, "%s/%zu", maker->stage.path, number) < 0 ? NULL : path;
+}
+
+static void keep_old(struct maker *maker, size_t number)
+{
+	struct made_file *file = &maker->files[number];
+	char *real = realpath(file->path, NULL), *kept = kept_path(maker, number);
+
+	/* What has no file system with links, or lies on another one, cannot be kept. */
+	file->replaces = real != NULL;
+	file->kept = real && kept && !link(real, kept);
+	free(real);
+	free(kept);
+}
+
+/* Undo what was committed of the first `count` files; returns how many could not be undone. */
+static size_t restore(struct maker *maker, size_t count)
+{
+	size_t left = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		struct made_file *file = &maker->files[i];
+		char *real = realpath(file->path, NULL), *kept = kept_path(maker, i);
+
+		if (file->kept)
+			left += !real || !kept || rename(kept, real);
+		else if (file->replaces || (unlink(file->path) && errno != ENOENT))
+			left++;
+		free(real);
+		free(kept);
+	}
+	flush_folder(maker->folder);
+	return left;
+}
+
+static int commit_files(struct maker *maker, struct pen_error *err)
+{
+	size_t tried = 0;
+	int rc = 0;
+
+	while (!rc && tried < maker->file_count) {
+		if (interrupt_signal()) {
+			rc = -ECANCELED;
+			break;
+		}
+		if (!maker->new_folder)
+			keep_old(maker, tried);
+		rc = pen_object_commit(maker->files[tried++].object, err);
+	}
+	if (rc && !maker->new_folder)
+		maker->mixed = restore(maker, tried);
+	return rc;
+}
+
+static int commit(struct maker *maker, struct pen_error *err)
+{
+	double start = seconds_now();
+	int rc = commit_files(maker, err);
+
+	if (!rc && maker->new_folder)
+		rc = publish_folder(maker, err);
+	maker->commit_seconds = seconds_now() - start;
+	return rc;
 }
 
 /* --------------------------------------------------------------------------------- folder -- */
@@ -416,22 +529,41 @@ static int check_folder(const struct maker *maker, DIR *folder, struct pen_error
 	return count ? tell_remains(maker, remains, count, err) : 0;
 }
 
+/* A folder that is to be: it is made beside where it will be, under a hidden name. */
+static int begin_folder(struct maker *maker, struct pen_error *err)
+{
+	char *parent = folder_of(maker->folder), prefix[NAME_MAX];
+	const char *slash = strrchr(maker->folder, '/');
+	int rc;
+
+	if (!parent)
+		return error_sys(err, -ENOMEM, "create", maker->folder, -1);
+	snprintf(prefix, sizeof(prefix), ".%.200s.", slash ? slash + 1 : maker->folder);
+	stage_sweep(parent, prefix);
+	maker->new_folder = true;
+	rc = stage_open(&maker->stage, parent, prefix, err);
+	free(parent);
+	if (rc)
+		error_sys(err, rc, "create", maker->folder, -1);
+	if (rc == -ENOENT)
+		error_hint(err, "The folder that it is to lie in does not exist");
+	else if (rc == -EACCES)
+		error_hint(err, "Check the permissions of the folder that it is to lie in");
+	else if (rc == -ENOTDIR)
+		error_hint(err, "A part of the path is a file, not a folder");
+	else if (rc == -EROFS)
+		error_hint(err, "The file system is mounted read-only; write elsewhere");
+	return rc;
+}
+
 static int enter_folder(struct maker *maker, struct pen_error *err)
 {
+	struct stat info;
 	DIR *folder;
 	int rc;
 
-	maker->made_folder = !mkdir(maker->folder, 0777);
-	if (maker->made_folder)
-		return 0;
-	if (errno != EEXIST) {
-		rc = error_sys(err, -errno, "create", maker->folder, -1);
-		if (rc == -ENOENT)
-			error_hint(err, "The folder that it is to lie in does not exist");
-		else if (rc == -EACCES)
-			error_hint(err, "Check the permissions of the folder that it is to lie in");
-		return rc;
-	}
+	if (lstat(maker->folder, &info) && errno == ENOENT)
+		return begin_folder(maker, err);
 	folder = opendir(maker->folder);
 	if (!folder && errno == ENOTDIR) {
 		error_set(err, -ENOTDIR, "write to", maker->folder, -1,
@@ -439,11 +571,21 @@ static int enter_folder(struct maker *maker, struct pen_error *err)
 		error_hint(err, "Name a folder; a new one is made");
 		return -ENOTDIR;
 	}
-	if (!folder)
-		return error_sys(err, -errno, "open", maker->folder, -1);
+	if (!folder) {
+		rc = error_sys(err, -errno, "open", maker->folder, -1);
+		error_hint(err, "Check the path and its permissions, or name a new folder");
+		return rc;
+	}
+	if (stage_sweep(maker->folder, ".")) {
+		closedir(folder);
+		error_set(err, -EBUSY, "write to", maker->folder, -1,
+			  "another make-model is at work in it");
+		error_hint(err, "Wait until it is done, or name another folder");
+		return -EBUSY;
+	}
 	rc = check_folder(maker, folder, err);
 	closedir(folder);
-	return rc;
+	return rc ? rc : stage_open(&maker->stage, maker->folder, ".", err);
 }
 
 /* ---------------------------------------------------------------------------- the command -- */
@@ -500,6 +642,32 @@ static int run(struct maker *maker, struct pen_error *err)
 	return rc;
 }
 
+/* The name of a folder without slashes at its end. */
+static const char *plain_folder(char *name)
+{
+	size_t length = strlen(name);
+
+	while (length > 1 && name[length - 1] == '/')
+		name[--length] = 0;
+	return name;
+}
+
+/* People know the folder by its name to be, and want to know what is left in it. */
+static void tell_place(const struct maker *maker, struct pen_error *err)
+{
+	size_t length = maker->new_folder && maker->stage.path ? strlen(maker->stage.path) : 0;
+	char object[sizeof(err->object)];
+
+	if (length && !strncmp(err->object, maker->stage.path, length)) {
+		snprintf(object, sizeof(object), "%s%s", maker->folder, err->object + length);
+		text_copy_end(err->object, sizeof(err->object), object);
+	}
+	if (maker->mixed)
+		snprintf(err->hint, sizeof(err->hint),
+			 "%zu files are new and could not be undone, the others are old: "
+			 "make it again with --force", maker->mixed);
+}
+
 static int run_make_model(int argc, char **argv)
 {
 	struct maker maker = { .report = PEN_REPORT_INIT };
@@ -516,19 +684,19 @@ static int run_make_model(int argc, char **argv)
 			status = STATUS_FAILURE;
 	}
 	if (!rc) {
-		maker.folder = argv[1];
+		maker.folder = plain_folder(argv[1]);
 		interrupt_init();
 		progress_init(&maker.progress, !maker.set.quiet);
 		rc = run(&maker, &err);
 		if (rc == -ECANCELED && interrupt_signal()) {
 			status = 128 + interrupt_signal();
 			error_set(&err, rc, "make", maker.folder, -1,
-				  "interrupted; nothing was written to %s", maker.folder);
+				  "interrupted%s%s", maker.mixed ? "" : "; nothing was written to ",
+				  maker.mixed ? "" : maker.folder);
 			error_hint(&err, "Run it again; it starts from the beginning");
 		}
-		if (rc && maker.committed)
-			error_hint(&err, "%u of %zu files are in place already", maker.committed,
-				   maker.object_count);
+		if (rc)
+			tell_place(&maker, &err);
 	}
 	if (rc)
 		report_error(&err, maker.set.json);

@@ -452,23 +452,151 @@ def test_full_disk_leaves_nothing(penstock, small_fs, shards):
     assert os.listdir(small_fs) == ["mine"], "a folder that was there stays"
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interruption_leaves_nothing(penstock, tmp_path, number, status):
-    # Large enough to be at it still; the folder is seen as soon as writing begins.
-    if os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize < 8 << 30:
+LARGE = "7b,layers=6"    # large enough to be at it still when it is disturbed
+
+
+def start_large(penstock, folder, *more):
+    """A model that is being made; the hidden folder is seen as soon as writing begins."""
+    if os.statvfs(folder.parent).f_bavail * os.statvfs(folder.parent).f_frsize < 8 << 30:
         pytest.skip("the disk is too full for 5 GB")
-    args = ["make-model", "7b,layers=6", tmp_path / "out", "--json"]
-    process = penstock.start(*args)
-    while not (tmp_path / "out").exists():
+    process = penstock.start("make-model", LARGE, folder, *more)
+    while not stages(folder):
         assert process.poll() is None, process.communicate()
         time.sleep(0.002)
     time.sleep(0.1)
+    return process
+
+
+def stages(folder):
+    """The hidden folders of those who make `folder`, beside it and in it."""
+    return [*folder.parent.glob(f".{folder.name}.penstock-*"), *folder.glob(".penstock-*")]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143),
+                                            (signal.SIGHUP, 129)])
+def test_interruption_leaves_nothing(penstock, tmp_path, number, status, exists):
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    process = start_large(penstock, out, "--json")
     process.send_signal(number)
     sent = time.monotonic()
-    result = penstock.finish(process, args, timeout=30)
+    result = penstock.finish(process, ["--json"], timeout=30)
     assert result.status == status and time.monotonic() - sent < 5
     assert result.error["operation"] == "make" and result.error["hint"]
-    assert result.error["message"] == f"interrupted; nothing was written to {tmp_path / 'out'}"
+    assert result.error["message"] == f"interrupted; nothing was written to {out}"
+    assert os.listdir(tmp_path) == ["out"] * exists and (not exists or os.listdir(out) == [])
+
+
+def test_second_interruption_ends_at_once_and_leaves_nothing(penstock, tmp_path):
+    process = start_large(penstock, tmp_path / "out")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert penstock.finish(process, []).status in (130, -signal.SIGINT)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_a_killed_one_left_is_swept_and_what_a_live_one_has_is_not(penstock, tmp_path, exists):
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    killed = start_large(penstock, out)
+    killed.kill()
+    killed.communicate()
+    dead = stages(out)
+    assert len(dead) == 1, "there is nothing to sweep"
+    (dead[0] / "model.safetensors").write_bytes(b"half of it")
+    live = start_large(penstock, tmp_path / "out" if not exists else out)
+    assert not dead[0].exists() and len(stages(out)) == 1
+    if exists:
+        error = penstock.fails("make-model", SMALL, out)
+        assert error["errno"] == "EBUSY" and "at work" in error["message"] and error["hint"]
+    else:
+        make(penstock, SMALL, out)
+    assert len(stages(out)) == 1, "the folder of the live one was swept"
+    live.send_signal(signal.SIGINT)
+    live.communicate()
+    assert stages(out) == []
+
+
+def test_folders_that_are_not_ours_are_never_swept(penstock, tmp_path):
+    for name in (".out.penstock-", ".out.penstock-1", ".out.penstock-1-x", ".out.penstock-1-2x",
+                 ".other.penstock-1-2", "out.penstock-1-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("x")
+    (tmp_path / ".out.penstock-9-9").symlink_to(tmp_path / ".other.penstock-1-2")
+    before = sorted(os.listdir(tmp_path))
+    make(penstock, SMALL, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == sorted(before + ["out"])
+    assert len(list(tmp_path.glob("*/mine"))) == len(before) and (
+        tmp_path / ".other.penstock-1-2" / "mine").exists()
+
+
+def test_folder_is_there_whole_or_not_at_all(penstock, tmp_path):
+    """Whoever looks sees all files or no folder."""
+    process = penstock.start("make-model", SMALL + ",shards=9", tmp_path / "out", "-q")
+    seen = set()
+    while process.poll() is None:
+        try:
+            seen.add(len(os.listdir(tmp_path / "out")))
+        except FileNotFoundError:
+            pass
+    process.communicate()
+    assert seen <= {11} and len(os.listdir(tmp_path / "out")) == 11
+
+
+FAILING_RENAME = r"""
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+
+static int calls;
+
+int rename(const char *from, const char *to)
+{
+	int (*real)(const char *, const char *) = dlsym(RTLD_NEXT, "rename");
+
+	if (++calls == atoi(getenv("FAIL_RENAME"))) {
+		errno = EIO;
+		return -1;
+	}
+	return real(from, to);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def failing_rename(tmp_path_factory):
+    """The program with a library before it that fails the rename of that number."""
+    from cli_program import Penstock
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(FAILING_RENAME)
+    subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", folder / "shim.c", "-o",
+                    folder / "shim.so"], check=True)
+    return lambda number: Penstock(LD_PRELOAD=str(folder / "shim.so"), FAIL_RENAME=str(number))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_rename_that_fails_leaves_an_old_folder_as_it_was(penstock, failing_rename, tmp_path,
+                                                              number):
+    out = tmp_path / "out"
+    make(penstock, SMALL + ",shards=2", out)
+    (out / "config.json").unlink()      # one that is new, among those that are replaced
+    before = digest(out)
+    error = failing_rename(number).fails("make-model", SMALL + ",shards=2", out, "--seed", "1",
+                                         "--force")
+    assert error["errno"] == "EIO" and str(out) in error["object"]
+    assert digest(out) == before
+    make(penstock, SMALL + ",shards=2", out, "--seed", 1, "--force")
+    assert digest(out) != before and len(os.listdir(out)) == 4
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_rename_that_fails_leaves_no_new_folder(failing_rename, tmp_path, number):
+    error = failing_rename(number).fails("make-model", SMALL + ",shards=2", tmp_path / "out")
+    assert error["errno"] == "EIO" and error["object"].startswith(str(tmp_path / "out"))
     assert os.listdir(tmp_path) == []
 
 

@@ -30,7 +30,8 @@ def start_and_signal(penstock, args, *numbers, delay=0.5, **options):
     return result, time.monotonic() - sent
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143),
+                                            (signal.SIGHUP, 129)])
 def test_signal_ends_a_copy_at_once_with_the_target_as_it_was(penstock, tmp_path, number, status):
     out = tmp_path / "out"
     out.write_bytes(b"old")
@@ -66,6 +67,12 @@ def test_second_interruption_ends_the_process(penstock, tmp_path):
     result, took = start_and_signal(penstock, args, signal.SIGINT, signal.SIGINT)
     assert result.status in (130, -signal.SIGINT) and took < 2
     assert out.read_bytes() == b"old" and os.listdir(tmp_path) == ["out"]
+
+
+def test_terminal_that_closes_may_say_so_twice(penstock, tmp_path):
+    args = ["copy", SLOW, tmp_path / "out"]
+    result, _ = start_and_signal(penstock, args, signal.SIGHUP, signal.SIGHUP)
+    assert result.status == 129 and "interrupted" in result.err and os.listdir(tmp_path) == []
 
 
 def test_ignored_interruption_stays_ignored(penstock, tmp_path):
