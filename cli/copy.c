@@ -135,15 +135,24 @@ static int check_request(const struct copy *copy, struct pen_error *err)
 		error_hint(err, "Say how much with --size, such as --size 1G");
 		return -EINVAL;
 	}
-	if (set->offset && from_memory)
-		return error_set(err, -EINVAL, "use", "--offset", -1,
-				 "the source is memory, which is filled from its start");
-	if (set->in_place && to_memory)
-		return error_set(err, -EINVAL, "use", "--in-place", -1,
-				 "the destination is memory, not a file");
-	if (set->verify && copy->to.kind == SIDE_NULL)
-		return error_set(err, -EINVAL, "use", "--verify", -1,
-				 "what is written to null: cannot be read back");
+	if (set->offset && from_memory) {
+		error_set(err, -EINVAL, "use", "--offset", -1,
+			  "the source is memory, which is filled from its start");
+		error_hint(err, "Leave --offset out, or name a file as the source");
+		return -EINVAL;
+	}
+	if (set->in_place && to_memory) {
+		error_set(err, -EINVAL, "use", "--in-place", -1,
+			  "the destination is memory, not a file");
+		error_hint(err, "Leave --in-place out, or name a file as the destination");
+		return -EINVAL;
+	}
+	if (set->verify && copy->to.kind == SIDE_NULL) {
+		error_set(err, -EINVAL, "use", "--verify", -1,
+			  "what is written to null: cannot be read back");
+		error_hint(err, "Leave --verify out, or name a file or host: as the destination");
+		return -EINVAL;
+	}
 	return 0;
 }
 
@@ -156,9 +165,12 @@ static int find_length(struct copy *copy, struct pen_error *err)
 	if (!copy->in)
 		return 0;
 	size = pen_object_size(copy->in);
-	if (offset > size)
-		return error_set(err, -EINVAL, "start in", copy->from.name, (int64_t)offset,
-				 "it has only %llu bytes", (unsigned long long)size);
+	if (offset > size) {
+		error_set(err, -EINVAL, "start in", copy->from.name, (int64_t)offset,
+			  "it has only %llu bytes", (unsigned long long)size);
+		error_hint(err, "Take a smaller --offset");
+		return -EINVAL;
+	}
 	if (copy->length > size - offset)
 		copy->length = size - offset;
 	return 0;
@@ -408,8 +420,6 @@ static int name_sides(struct copy *copy, char **names, struct pen_error *err)
 
 	if (!rc)
 		rc = side_init(&copy->to, names[1], err);
-	if (!rc)
-		rc = side_enter_directory(&copy->to, &copy->from, err);
 	return rc;
 }
 
@@ -437,10 +447,13 @@ static int run_copy(int argc, char **argv)
 		status = STATUS_FAILURE;
 		interrupt_init();
 		progress_init(&copy.progress, !copy.set.quiet);
-		if (side_same(&copy.from, &copy.to))
+		rc = side_enter_directory(&copy.to, &copy.from, &err);
+		if (!rc && side_same(&copy.from, &copy.to)) {
 			rc = refuse(&copy, "both are the same file", &err);
-		else
+			error_hint(&err, "Name another file as the destination");
+		} else if (!rc) {
 			rc = run(&copy, &err);
+		}
 		if (rc == -ECANCELED && interrupt_signal()) {
 			status = 128 + interrupt_signal();
 			tell_interruption(&copy, &err);

@@ -562,7 +562,7 @@ static int enter_folder(struct maker *maker, struct pen_error *err)
 	DIR *folder;
 	int rc;
 
-	if (lstat(maker->folder, &info) && errno == ENOENT)
+	if (lstat(maker->folder, &info) && (errno == ENOENT || errno == ENOTDIR))
 		return begin_folder(maker, err);
 	folder = opendir(maker->folder);
 	if (!folder && errno == ENOTDIR) {

@@ -61,8 +61,16 @@ int side_enter_directory(struct side *to, const struct side *from, struct pen_er
 	struct stat info;
 	char *inside;
 
-	if (from->kind != SIDE_FILE || to->kind != SIDE_FILE || stat(to->name, &info) ||
-	    !S_ISDIR(info.st_mode))
+	if (to->kind != SIDE_FILE)
+		return 0;
+	if (stat(to->name, &info) || !S_ISDIR(info.st_mode)) {
+		if (!text_ends_with(to->name, "/"))
+			return 0;
+		error_set(err, -ENOTDIR, "copy to", to->name, -1, "there is no such directory");
+		error_hint(err, "Create it first, or leave the slash out to name a file");
+		return -ENOTDIR;
+	}
+	if (from->kind != SIDE_FILE)
 		return 0;
 	if (asprintf(&inside, "%s/%s", to->name, basename(from->name)) < 0)
 		inside = NULL;

@@ -28,7 +28,10 @@ int side_check(const struct side *side, struct pen_error *err);
 /* What pen_device_open() calls a side that is memory. */
 const char *side_device(const struct side *side);
 
-/* Like cp: where `to` is a directory and `from` a file, the file of that name in the directory. */
+/*
+ * Like cp: where `to` is a directory and `from` a file, the file of that name in the directory. A
+ * name that ends in a slash must be a directory.
+ */
 int side_enter_directory(struct side *to, const struct side *from, struct pen_error *err);
 
 /* Both are the same existing file, by whatever names. */

@@ -50,6 +50,27 @@ def test_missing_parent_directory(penstock, source, tmp_path):
     assert error["errno"] == "ENOENT" and "/no/such" in error["object"]
 
 
+def test_destination_with_a_slash_is_a_directory(penstock, source, tmp_path):
+    for side in (source, "pattern:1M"):
+        error = penstock.fails("copy", side, f"{tmp_path}/new/")
+        assert error["message"] == "there is no such directory" and "slash" in error["hint"]
+    error = penstock.fails("copy", source, f"{source}/")
+    assert error["errno"] == "ENOTDIR" and error["hint"]
+    error = penstock.fails("make-model", "layers=1", source / "out")
+    assert error["errno"] == "ENOTDIR" and "A part of the path" in error["hint"]
+    assert os.listdir(tmp_path) == [source.name]
+
+
+@pytest.mark.parametrize("args, status", [
+    (["pattern:1M", "null:", "--verify"], 2), (["pattern:1M", "host:", "--in-place"], 2),
+    (["host:", "null:", "--size", "1", "--offset", "1"], 2), (["SOURCE", "SOURCE"], 1),
+    (["SOURCE", "host:", "--offset", "1T"], 1), (["host:", "host:"], 2), (["null:", "host:"], 2),
+])
+def test_what_cannot_be_done_says_what_can(penstock, source, args, status):
+    args = [source if arg == "SOURCE" else arg for arg in args]
+    assert penstock.fails("copy", *args, status=status)["hint"]
+
+
 def test_parent_that_is_a_file(penstock, source, target):
     assert penstock.fails("copy", source, target / "file")["errno"] == "ENOTDIR"
 
