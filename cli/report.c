@@ -210,13 +210,12 @@ static void copy_json(const struct report *report, const struct pen_report *all)
 
 static void error_json(const struct pen_error *err)
 {
-	static const char *const domains[] = { "errno", "cuda", "cufile", "format" };
 	const char *name = strerrorname_np(-err->code);
 	json_t *object = json_object();
 
 	json_object_set_new(object, "code", json_integer(err->code));
 	json_object_set_new(object, "errno", name ? json_string(name) : json_null());
-	json_object_set_new(object, "domain", json_string(domains[err->domain & 3]));
+	json_object_set_new(object, "domain", json_string(pen_domain_name(err->domain)));
 	json_object_set_new(object, "raw", json_integer(err->raw));
 	json_object_set_new(object, "operation", report_text(err->operation));
 	json_object_set_new(object, "object", report_text(err->object));

@@ -2,7 +2,7 @@
 /*
  * Load a model - a .safetensors file, or a folder of them - and say what lands as it lands. The job
  * allocates one piece of device memory for all tensors; the placements are their places in it, and
- * their numbers are the tags that pen_job_landed() tells.
+ * their numbers are the groups that pen_job_landed() tells.
  *
  *	cc -o load_model load_model.c $(pkg-config --cflags --libs penstock)
  *	./load_model MODEL [host | cuda:0]
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 	struct pen_model *model;
 	struct pen_error err;
 	struct pen_job *job;
-	uint64_t total, tags[64];
+	uint64_t total, groups[64];
 	size_t count, landed;
 	void *memory = NULL;
 	int running;
@@ -63,15 +63,15 @@ int main(int argc, char **argv)
 
 	options.allocate = total;
 	options.allocated = &memory;
-	options.tags = count;
+	options.groups = count;
 	if (pen_load_start(model, device, places, count, &options, &job, &err))
 		return fail(&err);
 	do {
 		/* Asked first: nothing lands after the end, so an empty answer is the last. */
 		running = pen_job_wait_for(job, 0);
-		landed = pen_job_landed(job, tags, 64, 0.1);
+		landed = pen_job_landed(job, groups, 64, 0.1);
 		for (size_t i = 0; i < landed; i++)
-			show(places[tags[i]].tensor);
+			show(places[groups[i]].tensor);
 	} while (landed || running);
 	if (pen_job_wait(job, &report, &err))
 		return fail(&err);

@@ -2,7 +2,7 @@
 #ifndef PENSTOCK_H
 #define PENSTOCK_H
 /*
- * Penstock moves bytes between storage and memory - host memory or the memory of one GPU - by the
+ * Penstock moves bytes between storage and memory - host memory, the memory of GPUs - by the
  * fastest path the machine has, in both directions, and says which path it took and why.
  *
  * The words
@@ -10,6 +10,7 @@
  *   object   where bytes rest: a file, or a synthetic store ("null:", "pattern:SIZE")
  *   device   where bytes land: "host" or "cuda:N"
  *   extent   "these bytes of this object <-> these bytes of that device's memory"
+ *   group    extents of one number, of which a job tells when they have arrived
  *   job      a set of extents on the move
  *   model    the tensors of a safetensors file, or of a folder of them
  *
@@ -42,7 +43,9 @@
  *   - Functions may be called from any thread; one handle is used by one thread at a time, except
  *     pen_job_poll() and pen_job_cancel(), which may be called from any thread while the job lives.
  *     pen_job_cancel() is also safe in a signal handler.
- *   - Structs that may grow start with `size`: set it to sizeof, or use the PEN_..._INIT macros.
+ *   - Structs that may grow start with `size`: set it to sizeof, or use the PEN_..._INIT macros;
+ *     everything else zero means "as the library likes". Structs that lie in arrays cannot grow;
+ *     they have `reserved` room instead, which must be zero.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -65,6 +68,9 @@ enum pen_domain {
 	PEN_DOMAIN_CUFILE,	/* raw is a cuFile error */
 	PEN_DOMAIN_FORMAT,	/* the bytes are not what they should be; raw is 0 */
 };
+
+/* "errno", "cuda", "cufile", "format"; "unknown" for one of a later version. */
+const char *pen_domain_name(int domain);
 
 /*
  * What went wrong, filled at the place that knows. All strings are NUL-terminated. They hold names
@@ -193,21 +199,35 @@ struct pen_extent {
 	uint64_t rows;		/* 0 and 1 both mean one */
 	uint64_t object_pitch;
 	uint64_t memory_pitch;
-	uint64_t tag;		/* what pen_job_landed() calls it; only with options.tags */
+	uint64_t group;		/* what pen_job_landed() and its like call it; only with
+				   options.groups */
+	struct pen_device *device;	/* whose memory it is; NULL: the job's device. One job may
+					   mix the host and several GPUs */
+	uint32_t flags;		/* PEN_FILL, or 0 */
+	uint32_t fill;		/* the byte that PEN_FILL writes */
+	uint64_t reserved[4];
 };
 
-/* How bytes travel. The numbers and names are gdsio's; PEN_MAPPED is our own. */
+/* For a write: `length` times the byte `fill`, with no memory behind it. Padding, mostly: with it a
+ * file of many parts is one run of whole blocks. */
+#define PEN_FILL 1u
+
+/*
+ * How bytes travel. Names and numbers, for people, are gdsio's: pen_transfer_parse() takes "0" or
+ * "GPU_DIRECT", pen_transfer_number() gives the 0 back. In here they are one higher, so that zero
+ * is PEN_AUTO. PEN_MAPPED is our own and has no number.
+ */
 enum pen_transfer_type {
-	PEN_AUTO = -1,			/* the best path for each range; what people should use */
-	PEN_GPU_DIRECT = 0,		/* cuFile, synchronous calls */
-	PEN_CPU_ONLY = 1,		/* storage <-> host memory */
-	PEN_CPU_GPU = 2,		/* staged in pinned memory, one step after the other */
-	PEN_CPU_ASYNC_GPU = 3,		/* staged in pinned memory, overlapped */
-	PEN_CPU_CACHED_GPU = 4,		/* through the page cache, staged, overlapped */
-	PEN_GPU_DIRECT_ASYNC = 5,	/* cuFile, stream calls */
-	PEN_GPU_BATCH = 6,		/* cuFile, batch calls */
-	PEN_GPU_BATCH_STREAM = 7,	/* cuFile, stream calls issued in batches */
-	PEN_MAPPED = 8,			/* page cache registered with the GPU, no copy by the CPU */
+	PEN_AUTO,		/* the best path for each range; what people should use */
+	PEN_GPU_DIRECT,		/* cuFile, synchronous calls */
+	PEN_CPU_ONLY,		/* storage <-> host memory */
+	PEN_CPU_GPU,		/* staged in pinned memory, one step after the other */
+	PEN_CPU_ASYNC_GPU,	/* staged in pinned memory, overlapped */
+	PEN_CPU_CACHED_GPU,	/* through the page cache, staged, overlapped */
+	PEN_GPU_DIRECT_ASYNC,	/* cuFile, stream calls */
+	PEN_GPU_BATCH,		/* cuFile, batch calls */
+	PEN_GPU_BATCH_STREAM,	/* cuFile, stream calls issued in batches */
+	PEN_MAPPED,		/* page cache registered with the GPU, no copy by the CPU */
 };
 
 /* What a transfer leaves in the page cache. */
@@ -240,16 +260,26 @@ struct pen_options {
 					   reads ahead; the extents' `memory` are then offsets */
 	void **allocated;		/* where pen_job_wait() puts that memory, yours to free;
 					   NULL after an error */
-	uint64_t tags;			/* for reads: the extents' tags are below this, and
-					   pen_job_landed() tells as each is complete; 0: nobody
-					   asks */
+	uint64_t groups;		/* the extents' groups are below this, and pen_job_landed(),
+					   pen_job_gathered() and pen_job_stored() tell as each
+					   is complete; 0: nobody asks */
+	const struct pen_stream *streams;	/* further streams to start after, one for each of
+						   several devices */
+	size_t stream_count;
+};
+
+/* What is queued on this stream of this device comes first; see options.stream. */
+struct pen_stream {
+	struct pen_device *device;
+	void *stream;
+	uint64_t reserved[2];
 };
 
 /* The default stream of a context has no handle of its own; these name it, as CUDA's do. */
 #define PEN_STREAM_LEGACY ((void *)1)
 #define PEN_STREAM_PER_THREAD ((void *)2)
 
-#define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options), .transfer = PEN_AUTO }
+#define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options) }
 
 #define PEN_PATHS_MAX 12
 #define PEN_REASON_MAX 200
@@ -259,6 +289,7 @@ struct pen_path {
 	char path[24];
 	uint64_t bytes;
 	char reason[PEN_REASON_MAX];
+	uint64_t reserved[2];
 };
 
 /* What a job did. */
@@ -325,17 +356,24 @@ void pen_job_cancel(struct pen_job *job);
 int pen_job_wait_for(struct pen_job *job, double seconds);
 
 /*
- * For a job with options.tags: put up to `room` tags whose bytes are all in memory into `tags`,
- * each once, in the order in which they became complete, waiting up to `seconds` for the first.
- * Work queued on any stream afterwards sees the bytes. Returns how many; 0 when none came in time
- * or the job has ended and all were told. One thread at a time.
+ * For a job with options.groups: put up to `room` groups of which all bytes have come so far into
+ * `groups`, each once, in the order in which they became complete, waiting up to `seconds` for the
+ * first. Returns how many; 0 when none came in time, or the job has ended and all were told. One
+ * thread at a time for each of the three.
+ *
+ *   landed     of a read: all is in memory. Work queued on any stream afterwards sees the bytes.
+ *   gathered   of a write: all has been taken, and the memory may change again. The job gathers
+ *              ahead of the store as far as options.memory_limit allows.
+ *   stored     of a write: all is with the object; durable only after pen_object_commit().
  */
-size_t pen_job_landed(struct pen_job *job, uint64_t *tags, size_t room, double seconds);
+size_t pen_job_landed(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
+size_t pen_job_gathered(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
+size_t pen_job_stored(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
 
 /*
  * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a
  * write they are with the object, durable only after pen_object_commit(). The report is filled
- * in either case.
+ * in either case; one whose size is not set is refused with -EINVAL, and the job lives on.
  */
 int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_error *err);
 
@@ -366,10 +404,14 @@ struct pen_tensor {
 	uint64_t bytes;
 	uint32_t file;			/* index into pen_model_files() */
 	uint64_t offset;		/* of its first byte in that file */
+	size_t name_length;		/* a name may hold a NUL, and has one after its end */
+	uint64_t reserved[3];
 };
 
 struct pen_metadata {
 	const char *key, *value;
+	size_t key_length, value_length;	/* they may hold a NUL */
+	uint64_t reserved[2];
 };
 
 struct pen_model_file {
@@ -380,6 +422,7 @@ struct pen_model_file {
 	size_t metadata_count;
 	const struct pen_metadata *metadata;	/* NULL: the file has none, not even an empty one */
 	struct pen_object *object;	/* open for reading, closed with the model */
+	uint64_t reserved[4];
 };
 
 struct pen_model;
@@ -407,8 +450,10 @@ size_t pen_model_files(const struct pen_model *model, const struct pen_model_fil
 /* What is odd but no error, in words: a tensor that the index does not list, for instance. */
 size_t pen_model_warnings(const struct pen_model *model, const char *const **warnings);
 
-/* By name; NULL if it has none of that name. */
+/* By name; NULL if it has none of that name. The second for names that may hold a NUL. */
 const struct pen_tensor *pen_model_find(const struct pen_model *model, const char *name);
+const struct pen_tensor *pen_model_find_name(const struct pen_model *model, const char *name,
+					     size_t length);
 
 /* A tensor, or a box cut out of it, and where it goes: contiguous, the last dimension first. */
 struct pen_placement {
@@ -416,6 +461,8 @@ struct pen_placement {
 	const uint64_t *start, *stop;	/* `rank` numbers each: start <= index < stop in every
 					   dimension; both NULL: all of it */
 	void *memory;
+	struct pen_device *device;	/* whose memory it is; NULL: that of the load */
+	uint64_t reserved[3];
 };
 
 /* Bytes that a placement fills; refuses a box that leaves the tensor or cuts a byte in two. */
@@ -430,8 +477,8 @@ int pen_placement_layout(struct pen_placement *placements, size_t count, uint64_
 			 struct pen_error *err);
 
 /*
- * Start to load. Only the bytes of the boxes are asked for; neighbours are read together. The tags
- * of the job (options.tags) are the indices of the placements.
+ * Start to load. Only the bytes of the boxes are asked for; neighbours are read together. The
+ * groups of the job (options.groups) are the indices of the placements.
  */
 int pen_load_start(struct pen_model *model, struct pen_device *device,
 		   const struct pen_placement *placements, size_t count,
@@ -445,6 +492,7 @@ struct pen_range {
 	uint64_t offset, length;
 	uint64_t resident;	/* bytes of it in the page cache */
 	char path[24];
+	uint64_t reserved[2];
 };
 
 /* What the engine would do with a file on this machine. Release with pen_explain_free(). */
@@ -473,8 +521,9 @@ void pen_explain_free(struct pen_explanation *explanation);
 
 /* ------------------------------------------------------------------------- words and names -- */
 
-/* "AUTO", "GPU_DIRECT", ... for a type; NULL where there is none. */
+/* "AUTO", "GPU_DIRECT", ... for a type, NULL where there is none; gdsio's number of it, or -1. */
 const char *pen_transfer_name(int type);
+int pen_transfer_number(int type);
 
 /* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);

@@ -61,13 +61,6 @@ static struct job *under_way;
 
 /* --------------------------------------------------------------------------------- errors -- */
 
-static const char *domain_name(int domain)
-{
-	static const char *const names[] = { "errno", "cuda", "cufile", "format" };
-
-	return domain >= 0 && domain < 4 ? names[domain] : "errno";
-}
-
 static PyObject *text(const char *bytes)
 {
 	return PyUnicode_DecodeFSDefault(bytes);
@@ -80,7 +73,7 @@ PyObject *raise_error(const struct pen_error *err)
 
 	if (module)
 		error = PyObject_CallMethod(module, "from_engine", "(isiNNLNN)", err->code,
-					    domain_name(err->domain), err->raw,
+					    pen_domain_name(err->domain), err->raw,
 					    text(err->operation), text(err->object),
 					    (long long)err->offset, text(err->message),
 					    text(err->hint));
@@ -626,7 +619,7 @@ static PyObject *job_wait_for(PyObject *self, PyObject *argument)
 static PyObject *job_landed(PyObject *self, PyObject *unused)
 {
 	struct job *job = (struct job *)self;
-	uint64_t tags[64];
+	uint64_t groups[64];
 	PyObject *list;
 	size_t count;
 	int ended;
@@ -638,7 +631,7 @@ static PyObject *job_landed(PyObject *self, PyObject *unused)
 		Py_BEGIN_ALLOW_THREADS
 		/* Asked first: nothing lands after the end, so an empty answer is the last. */
 		ended = !pen_job_wait_for(job->handle, 0);
-		count = pen_job_landed(job->handle, tags, 64, SIGNALS_EVERY);
+		count = pen_job_landed(job->handle, groups, 64, SIGNALS_EVERY);
 		Py_END_ALLOW_THREADS
 		if (PyErr_CheckSignals())
 			return give_up(job);
@@ -646,7 +639,7 @@ static PyObject *job_landed(PyObject *self, PyObject *unused)
 	job->waiting = false;
 	list = PyList_New((Py_ssize_t)count);
 	for (size_t i = 0; list && i < count; i++) {
-		PyObject *number = PyLong_FromUnsignedLongLong(tags[i]);
+		PyObject *number = PyLong_FromUnsignedLongLong(groups[i]);
 
 		if (!number)
 			Py_CLEAR(list);
@@ -1086,12 +1079,12 @@ static struct pen_placement *place(struct selection *selection, PyObject *where)
 
 static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = { "device", "where", "keeps", "tags", "transfer", "memory_limit",
+	static char *names[] = { "device", "where", "keeps", "groups", "transfer", "memory_limit",
 				 "stream", NULL };
 	struct selection *selection = (struct selection *)self;
 	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *stream = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
-	int tags = 0, transfer = PEN_AUTO, rc;
+	int groups = 0, transfer = PEN_AUTO, rc;
 	struct pen_placement *placed;
 	struct pen_job *handle = NULL;
 	struct device *device;
@@ -1099,7 +1092,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 	struct job *job;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOO", names, device_type, &device,
-					 &where, &keeps, &tags, &transfer, &memory_limit,
+					 &where, &keeps, &groups, &transfer, &memory_limit,
 					 &stream) ||
 	    !read_options(&options, transfer, memory_limit, stream))
 		return NULL;
@@ -1113,7 +1106,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 		PyMem_Free(placed);
 		return NULL;
 	}
-	options.tags = tags ? selection->count : 0;
+	options.groups = groups ? selection->count : 0;
 	if (where == Py_None) {
 		/* A job that allocates wants at least a byte to allocate. */
 		options.allocate = job->allocate = selection->total ? selection->total : 1;
@@ -1135,7 +1128,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 static PyMethodDef selection_methods[] = {
 	{ "offsets", selection_offsets, METH_NOARGS, "[(offset, nbytes)] of the common layout." },
 	{ "load", (PyCFunction)(void (*)(void))selection_load, METH_VARARGS | METH_KEYWORDS,
-	  "load(device, where=None, keeps=None, tags=False, transfer=-1, memory_limit=None, "
+	  "load(device, where=None, keeps=None, groups=False, transfer=0, memory_limit=None, "
 	  "stream=None) -> Job; where: None, an address or a list of addresses." },
 	{ NULL },
 };
@@ -1225,9 +1218,9 @@ static PyMethodDef functions[] = {
 	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
 	{ "stop_all", stop_all, METH_NOARGS, "Stop every job that nobody waits for." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
-	  "start(direction, device, extents, keeps, transfer=-1, memory_limit=None, stream=None) "
+	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
 	  "-> Job; an extent is (object, offset, address, length)." },
-	{ "transfer_type", transfer_type, METH_O, "The number of a transfer type." },
+	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ NULL },
 };

@@ -115,10 +115,10 @@ class _Group:
             self.where = [address for _, address in made]
             self.places = [(owner, 0) for owner, _ in made]
 
-    def start(self, moves: _Moves, tags: bool = False, share: int = 1):
+    def start(self, moves: _Moves, groups: bool = False, share: int = 1):
         """The job, one of `share` that run at the same time; it keeps the memory."""
         return self.selection.load(self.target.engine_device(), self.where,
-                                   self.places or self.into, tags, moves.transfer,
+                                   self.places or self.into, groups, moves.transfer,
                                    moves.memory_limit // share, self.target.stream())
 
     def tensor(self, at: int) -> Any:
@@ -196,9 +196,9 @@ def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label:
                 group = _Group(model, waiting.popleft(), target, arena, into)
                 running.append((group.start(moves, True, moves.together), group))
             job, group = running[0]
-            tags = job.landed()
-            while tags:
-                for tag in tags:
+            landed = job.landed()
+            while landed:
+                for tag in landed:
                     choice = group.choices[tag]
                     done += _bytes(choice, choice.tensor.dtype)
                     tensor = group.tensor(tag)
@@ -208,7 +208,7 @@ def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label:
                     del tensor
                 if bar:
                     bar.show(done, total, time.perf_counter() - moves.started)
-                tags = job.landed()
+                landed = job.landed()
             moves.reports.append(job.wait())
             running.popleft()
             del job, group

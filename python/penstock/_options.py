@@ -9,7 +9,7 @@ from ._error import refuse
 MEMORY_LIMIT = 128 << 20
 MEMORY_LIMIT_LEAST = 64 << 10
 #: The transfer type that takes the best path for each range.
-AUTO = -1
+AUTO = 0
 
 
 def check_backend(backend: str) -> None:

@@ -84,6 +84,14 @@ void error_clear(struct pen_error *err)
 	}
 }
 
+const char *pen_domain_name(int domain)
+{
+	static const char *const names[] = { "errno", "cuda", "cufile", "format" };
+
+	return domain >= 0 && domain < (int)(sizeof(names) / sizeof(names[0])) ? names[domain]
+									      : "unknown";
+}
+
 int pen_error_format(const struct pen_error *err, char *text, size_t size)
 {
 	char plain[sizeof(*err) + 64], at[40] = "";

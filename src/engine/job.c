@@ -87,60 +87,6 @@ void job_stream_leave(struct pen_job *job)
 		device_stream_close(job->device, &unused);
 }
 
-static void tag_landed(struct pen_job *job, uint64_t tag)
-{
-	struct landing *landing = &job->landing;
-	size_t at = atomic_fetch_add(&landing->entered, 1);
-
-	atomic_store(&landing->order[at], tag + 1);
-	/* Whoever is about to sleep has said so before the last look at `order`. */
-	if (atomic_load(&landing->awaited)) {
-		pthread_mutex_lock(&job->lock);
-		pthread_cond_broadcast(&job->news);
-		pthread_mutex_unlock(&job->lock);
-	}
-}
-
-void job_landed(struct pen_job *job, uint32_t first, uint32_t count)
-{
-	const struct plan *plan = job->path->plan;
-
-	if (!job->options.tags)
-		return;
-	for (uint32_t i = first; i < first + count; i++) {
-		const struct plan_request *request = &plan->requests[i];
-
-		for (uint32_t m = 0; m < request->mark_count; m++) {
-			const struct plan_mark *mark = &plan->marks[request->first_mark + m];
-
-			if (atomic_fetch_sub(&job->landing.left[mark->tag], mark->bytes) ==
-			    mark->bytes)
-				tag_landed(job, mark->tag);
-		}
-	}
-}
-
-/* Count what each tag waits for; those that wait for nothing have landed. */
-static int set_up_landing(struct pen_job *job)
-{
-	const struct plan *plan = job->path->plan;
-	struct landing *landing = &job->landing;
-	uint64_t tags = job->options.tags;
-
-	if (!tags)
-		return 0;
-	landing->left = os_calloc(tags, sizeof(landing->left[0]));
-	landing->order = os_calloc(tags, sizeof(landing->order[0]));
-	if (!landing->left || !landing->order)
-		return -ENOMEM;
-	for (size_t i = 0; i < plan->mark_count; i++)
-		landing->left[plan->marks[i].tag] += plan->marks[i].bytes;
-	for (uint64_t tag = 0; tag < tags; tag++)
-		if (!landing->left[tag])
-			landing->order[landing->entered++] = tag + 1;
-	return 0;
-}
-
 void job_lane_ended(struct pen_job *job)
 {
 	pthread_mutex_lock(&job->lock);
@@ -204,8 +150,8 @@ static void job_free(struct pen_job *job)
 			piece_put(&job->budget, job->lanes[i].ring.pieces[p]);
 	device_fence_close(job->device, &job->after);
 	free(job->lanes);
-	free(job->landing.left);
-	free(job->landing.order);
+	groups_fini(&job->arrived);
+	groups_fini(&job->gathered);
 	path_free(job->path);
 	pthread_cond_destroy(&job->news);
 	pthread_mutex_destroy(&job->lock);
@@ -261,6 +207,17 @@ static int copy_inject(struct pen_job *job)
 	return 0;
 }
 
+static int set_up_groups(struct pen_job *job)
+{
+	const struct plan *plan = job->path->plan;
+	uint64_t count = job->options.groups;
+	int rc = groups_init(&job->arrived, count, plan, &job->lock, &job->news);
+
+	if (!rc && job->direction != PEN_READ)
+		rc = groups_init(&job->gathered, count, plan, &job->lock, &job->news);
+	return rc;
+}
+
 static int job_new(enum pen_mode direction, struct pen_device *device, struct path *path,
 		   const struct pen_options *options, struct pen_job **result)
 {
@@ -297,7 +254,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 		job->lane_count += path->ways[w].lanes;
 	job->lanes = os_calloc(job->lane_count ? job->lane_count : 1, sizeof(job->lanes[0]));
 	job->path = path;
-	if (!job->lanes || copy_inject(job) || set_up_landing(job)) {
+	if (!job->lanes || copy_inject(job) || set_up_groups(job)) {
 		job->lane_count = 0;
 		job->path = NULL;
 		job_free(job);
@@ -368,9 +325,6 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		return rc;
 	if (full.allocate)
 		*full.allocated = NULL;
-	if (full.tags && direction != PEN_READ)
-		return error_set(err, -EINVAL, "start", "a transfer", -1,
-				 "only a read tells which tags have landed");
 	if (full.allocate && direction != PEN_READ)
 		return error_set(err, -EINVAL, "start", "a transfer", -1,
 				 "only a read can allocate its memory; a write needs bytes in it");
@@ -449,6 +403,16 @@ static void settle_objects(struct pen_job *job)
 	}
 }
 
+static int report_check(const struct pen_report *report, struct pen_error *err)
+{
+	error_clear(err);
+	if (!report || report->size)
+		return 0;
+	error_set(err, -EINVAL, "fill in", "the report", -1, "its size is not set");
+	error_hint(err, "Begin with struct pen_report report = PEN_REPORT_INIT");
+	return -EINVAL;
+}
+
 static void fill_report(struct pen_job *job, struct pen_report *report)
 {
 	struct pen_report full = { .size = sizeof(full) };
@@ -525,45 +489,27 @@ int pen_job_wait_for(struct pen_job *job, double seconds)
 	return -rc;
 }
 
-/* Move what has been entered and not told yet to `tags`. */
-static size_t tell_landed(struct landing *landing, uint64_t limit, uint64_t *tags, size_t room)
+static size_t tell(struct pen_job *job, struct groups *groups, uint64_t *told, size_t room,
+		   double seconds)
 {
-	size_t count = 0;
+	struct timespec until = from_now(seconds);
 
-	while (count < room && landing->told < limit) {
-		uint64_t entry = atomic_load(&landing->order[landing->told]);
-
-		if (!entry)
-			break;
-		tags[count++] = entry - 1;
-		landing->told++;
-	}
-	return count;
+	return inherited(job) ? 0 : groups_tell(groups, &job->running, told, room, &until);
 }
 
-size_t pen_job_landed(struct pen_job *job, uint64_t *tags, size_t room, double seconds)
+size_t pen_job_landed(struct pen_job *job, uint64_t *groups, size_t room, double seconds)
 {
-	struct landing *landing = &job->landing;
-	struct timespec until = from_now(seconds);
-	size_t count = 0;
-	int rc = 0;
+	return job->direction == PEN_READ ? tell(job, &job->arrived, groups, room, seconds) : 0;
+}
 
-	if (!job->options.tags || !room || inherited(job))
-		return 0;
-	pthread_mutex_lock(&job->lock);
-	atomic_store(&landing->awaited, true);
-	while (!rc) {
-		/* Asked before the look: what landed before the end is seen by it. */
-		bool ended = !atomic_load(&job->running);
+size_t pen_job_gathered(struct pen_job *job, uint64_t *groups, size_t room, double seconds)
+{
+	return tell(job, &job->gathered, groups, room, seconds);
+}
 
-		count = tell_landed(landing, job->options.tags, tags, room);
-		if (count || ended || landing->told == job->options.tags)
-			break;
-		rc = pthread_cond_timedwait(&job->news, &job->lock, &until);
-	}
-	atomic_store(&landing->awaited, false);
-	pthread_mutex_unlock(&job->lock);
-	return count;
+size_t pen_job_stored(struct pen_job *job, uint64_t *groups, size_t room, double seconds)
+{
+	return job->direction == PEN_READ ? 0 : tell(job, &job->arrived, groups, room, seconds);
 }
 
 /* Memory the job allocated is the caller's if all went well, and nobody's otherwise. */
@@ -578,9 +524,10 @@ static void hand_over_memory(struct pen_job *job, int rc)
 
 int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_error *err)
 {
-	int rc = 0;
+	int rc = report_check(report, err);
 
-	error_clear(err);
+	if (rc)
+		return rc;
 	if (inherited(job)) {
 		error_set(err, -ECHILD, "finish", "the transfer", -1,
 			  "it was started before this process was forked");
@@ -617,7 +564,9 @@ int pen_transfer(enum pen_mode direction, struct pen_device *device,
 		 struct pen_report *report, struct pen_error *err)
 {
 	struct pen_job *job;
-	int rc = pen_job_start(direction, device, extents, count, options, &job, err);
+	int rc = report_check(report, err);
 
+	if (!rc)
+		rc = pen_job_start(direction, device, extents, count, options, &job, err);
 	return rc ? rc : pen_job_wait(job, report, err);
 }

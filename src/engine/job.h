@@ -21,6 +21,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "base/hist.h"
+#include "engine/groups.h"
 #include "engine/path.h"
 #include "engine/tuner.h"
 #include "mem/ring.h"
@@ -83,18 +84,6 @@ struct lane {
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 
-/*
- * What pen_job_landed() tells. A lane takes off a tag's bytes as they come home; who takes the last
- * ones enters the tag into `order`, where the asking thread finds it.
- */
-struct landing {
-	_Atomic uint64_t *left;		/* bytes of each tag that are not home yet */
-	_Atomic uint64_t *order;	/* tag + 1, in landing order; 0: not entered yet */
-	_Atomic size_t entered;
-	size_t told;			/* the asking thread's own */
-	atomic_bool awaited;		/* somebody sleeps on job->news */
-};
-
 struct pen_job {
 	enum pen_mode direction;
 	struct pen_device *device;
@@ -121,8 +110,9 @@ struct pen_job {
 	atomic_uint running;		/* lanes that have not ended */
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */
-	pthread_cond_t news;		/* the last lane has ended, or an awaited tag landed */
-	struct landing landing;		/* where options.tags is set */
+	pthread_cond_t news;		/* the last lane has ended, or an awaited group is there */
+	struct groups arrived;		/* in memory, or with the store */
+	struct groups gathered;		/* of a write: taken from memory */
 	struct pen_error error;
 	struct tally tallies[PEN_PATHS_MAX];
 	unsigned int tally_count;
@@ -145,9 +135,6 @@ void job_stream_leave(struct pen_job *job);
 
 /* Allocate the memory that the caller left to the job, once. The device must be ready. */
 int job_allocate(struct pen_job *job, struct pen_error *err);
-
-/* All bytes of the plan's requests [first, first + count) are in memory: tell who asks for tags. */
-void job_landed(struct pen_job *job, uint32_t first, uint32_t count);
 
 /* The last act of a lane. */
 void job_lane_ended(struct pen_job *job);

@@ -476,8 +476,15 @@ static void home(struct lane *lane, struct transit *transit)
 	atomic_fetch_add_explicit(&tally->bytes, transit->bytes, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
 	lane->requests++;
-	job_landed(lane->job, transit->first, transit->count);
+	groups_came(&lane->job->arrived, transit->first, transit->count);
 	let_go(lane, transit);
+}
+
+/* All bytes of a write are in the slot: their memory may change again. */
+static void gathered(struct lane *lane, struct transit *transit)
+{
+	groups_came(&lane->job->gathered, transit->first, transit->count);
+	transit->state = COPIED;
 }
 
 static void submit(struct lane *lane, struct transit *transit)
@@ -676,7 +683,9 @@ static unsigned char *placement(struct lane *lane, const struct transit *transit
 
 	if (lane->queue.inner->placed)
 		return memory;
-	if (!lane->job->device->is_host || !one_stretch(plan, transit->first))
+	/* Who asks when memory may change again wants it soon, not when the store has it. */
+	if (!lane->job->device->is_host || !one_stretch(plan, transit->first) ||
+	    lane->job->gathered.count)
 		return NULL;
 	for (uint32_t i = transit->first + 1; i < transit->first + transit->count; i++)
 		if (!stretches_on(plan, i - 1, i))
@@ -802,7 +811,7 @@ static bool advance(struct lane *lane)
 				return moved;
 			}
 			if (writes(lane))
-				transit->state = COPIED;
+				gathered(lane, transit);
 			else
 				home(lane, transit);
 			break;

@@ -58,16 +58,19 @@ struct chooser {
 };
 
 static const char *const transfer_names[] = {
-	"GPU_DIRECT", "CPU_ONLY", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU",
+	"AUTO", "GPU_DIRECT", "CPU_ONLY", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU",
 	"GPU_DIRECT_ASYNC", "GPU_BATCH", "GPU_BATCH_STREAM", "MAPPED",
 };
 #define TRANSFERS ((int)(sizeof(transfer_names) / sizeof(transfer_names[0])))
 
 const char *pen_transfer_name(int type)
 {
-	if (type == PEN_AUTO)
-		return "AUTO";
 	return type >= 0 && type < TRANSFERS ? transfer_names[type] : NULL;
+}
+
+int pen_transfer_number(int type)
+{
+	return type >= PEN_GPU_DIRECT && type <= PEN_GPU_BATCH_STREAM ? type - PEN_GPU_DIRECT : -1;
 }
 
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
@@ -75,12 +78,8 @@ int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
 	uint64_t number;
 
 	error_clear(err);
-	if (!strcasecmp(text, "auto")) {
-		*type = PEN_AUTO;
-		return 0;
-	}
-	if (!text_to_number(text, PEN_GPU_BATCH_STREAM, &number)) {
-		*type = (int)number;
+	if (!text_to_number(text, PEN_GPU_BATCH_STREAM - PEN_GPU_DIRECT, &number)) {
+		*type = (int)number + PEN_GPU_DIRECT;
 		return 0;
 	}
 	for (int i = 0; i < TRANSFERS; i++)
@@ -443,7 +442,7 @@ static int cannot(struct chooser *chooser, const char *why, int nearest)
 	error_set(chooser->err, -ENOTSUP, "use transfer type", pen_transfer_name(type), -1, "%s",
 		  why);
 	error_hint(chooser->err, "The nearest that works here is %d %s; auto finds the best",
-		   nearest, pen_transfer_name(nearest));
+		   pen_transfer_number(nearest), pen_transfer_name(nearest));
 	return -ENOTSUP;
 }
 
@@ -744,7 +743,7 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		.write = chooser->direction != PEN_READ,
 		.relative = options->allocate != 0,
 		.relative_size = options->allocate,
-		.tags = options->tags,
+		.groups = options->groups,
 		.placed = placed,
 		.unit = UNIT,
 		/* A write has no holes to go through. */
@@ -843,7 +842,7 @@ int path_choose(enum pen_mode direction, struct pen_device *device,
 		}
 	}
 	/* Types of a GPU's own need to know what it can do. */
-	if (options->transfer >= 0 && options->transfer != PEN_CPU_ONLY)
+	if (options->transfer != PEN_AUTO && options->transfer != PEN_CPU_ONLY)
 		rc = pen_device_ready(device, err);
 	if (!rc && chooser.path->plan->request_count) {
 		if (options->transfer == PEN_AUTO)

@@ -16,7 +16,7 @@
 struct flat {
 	uint64_t offset, length;
 	unsigned char *memory;
-	uint64_t tag;
+	uint64_t group;
 	uint64_t allocation;
 	uint32_t object;
 };
@@ -76,6 +76,15 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 	if (!object)
 		return error_set(maker->err, -EINVAL, operation, "", -1, "extent %zu has no object",
 				 index);
+	for (size_t i = 0; i < sizeof(extent->reserved) / sizeof(extent->reserved[0]); i++)
+		if (extent->reserved[i])
+			return error_set(maker->err, -EINVAL, operation, object->name,
+					 (int64_t)extent->offset,
+					 "extent %zu has reserved fields that are not zero", index);
+	if (extent->device || extent->flags)
+		return error_set(maker->err, -ENOTSUP, operation, object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu names a device or is a fill", index);
 	if (maker->wishes->write != (object->mode != PEN_READ))
 		return error_set(maker->err, -EBADF, operation, object->name, -1,
 				 "it was opened for %s",
@@ -93,11 +102,12 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 			 &memory_end))
 		return error_set(maker->err, -EOVERFLOW, operation, object->name, -1,
 				 "extent %zu is larger than any file or memory", index);
-	if (maker->wishes->tags && extent->tag >= maker->wishes->tags)
+	if (maker->wishes->groups && extent->group >= maker->wishes->groups)
 		return error_set(maker->err, -EINVAL, operation, object->name,
-				 (int64_t)extent->offset, "extent %zu has tag %llu of %llu", index,
-				 (unsigned long long)extent->tag,
-				 (unsigned long long)maker->wishes->tags);
+				 (int64_t)extent->offset,
+				 "extent %zu is of group %llu of %llu", index,
+				 (unsigned long long)extent->group,
+				 (unsigned long long)maker->wishes->groups);
 	if (!extent->length)
 		return 0;
 	if (!extent->memory && !maker->wishes->relative)
@@ -176,7 +186,7 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 			flat->length = extent->length;
 			flat->memory = (unsigned char *)(base + (uintptr_t)extent->memory +
 							 row * extent->memory_pitch);
-			flat->tag = extent->tag;
+			flat->group = extent->group;
 			flat->allocation = maker->wishes->one_memory ? 0 : i;
 			flat->object = object;
 			maker->plan->bytes += extent->length;
@@ -247,14 +257,15 @@ static int add_copy(struct maker *maker, struct plan_request *request, uint64_t 
 	return 0;
 }
 
-/* Note that `bytes` of the request being made belong to `tag`. */
-static int add_mark(struct maker *maker, struct plan_request *request, uint64_t tag, uint64_t bytes)
+/* Note that `bytes` of the request being made belong to `group`. */
+static int add_mark(struct maker *maker, struct plan_request *request, uint64_t group,
+		    uint64_t bytes)
 {
 	struct plan *plan = maker->plan;
 
-	if (!maker->wishes->tags)
+	if (!maker->wishes->groups)
 		return 0;
-	if (request->mark_count && plan->marks[plan->mark_count - 1].tag == tag) {
+	if (request->mark_count && plan->marks[plan->mark_count - 1].group == group) {
 		plan->marks[plan->mark_count - 1].bytes += bytes;
 		return 0;
 	}
@@ -262,7 +273,7 @@ static int add_mark(struct maker *maker, struct plan_request *request, uint64_t 
 	    make_room((void **)&plan->marks, &plan->mark_room, plan->mark_count,
 		      sizeof(plan->marks[0])))
 		return no_memory(maker);
-	plan->marks[plan->mark_count++] = (struct plan_mark){ tag, bytes };
+	plan->marks[plan->mark_count++] = (struct plan_mark){ group, bytes };
 	request->mark_count++;
 	return 0;
 }
@@ -316,7 +327,7 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 		rc = add_copy(maker, request, begin - from, flat->memory + (begin - flat->offset),
 			      stop - begin, flat->allocation);
 		if (!rc)
-			rc = add_mark(maker, request, flat->tag, stop - begin);
+			rc = add_mark(maker, request, flat->group, stop - begin);
 		if (rc)
 			return rc;
 	}

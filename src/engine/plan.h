@@ -28,9 +28,9 @@ struct plan_copy {
 	uint64_t allocation;	/* copies with the same number may become one */
 };
 
-/* Bytes of a request that belong to one tag, where somebody asks when tags are complete. */
+/* Bytes of a request that belong to one group, where somebody asks when groups are complete. */
 struct plan_mark {
-	uint64_t tag, bytes;
+	uint64_t group, bytes;
 };
 
 struct plan_request {
@@ -66,7 +66,7 @@ struct plan_wishes {
 				   GPU refuses that where they were allocated one by one */
 	uint64_t unit;		/* power of two; most bytes of one request */
 	uint64_t gap;		/* read through holes up to this */
-	uint64_t tags;		/* extents' tags are below this; 0: nobody asks */
+	uint64_t groups;		/* extents' groups are below this; 0: nobody asks */
 };
 
 /* 0 and a plan, or a refusal in words. */

@@ -162,11 +162,20 @@ struct merger {
 	struct pen_error *err;
 };
 
+/* Names are ordered by their bytes, a NUL being one like any other. */
+static int name_order(const struct pen_tensor *tensor, const char *name, size_t length)
+{
+	size_t shared = tensor->name_length < length ? tensor->name_length : length;
+	int order = memcmp(tensor->name, name, shared);
+
+	return order ? order : (tensor->name_length > length) - (tensor->name_length < length);
+}
+
 static int by_name_and_file(const void *left, const void *right)
 {
 	const struct pen_tensor *a = *(const struct pen_tensor *const *)left;
 	const struct pen_tensor *b = *(const struct pen_tensor *const *)right;
-	int order = strcmp(a->name, b->name);
+	int order = name_order(a, b->name, b->name_length);
 
 	return order ? order : a->file < b->file ? -1 : a->file > b->file;
 }
@@ -255,12 +264,13 @@ static int settle(struct merger *merger)
 	int rc = 0;
 
 	for (; at < count && !rc; at = next) {
-		int order = entry < end ? strcmp(entry->tensor, by_name[at]->name) : 1;
+		int order = entry < end ? -name_order(by_name[at], entry->tensor,
+						      strlen(entry->tensor)) : 1;
 
 		if (order < 0)
 			return absent(merger, entry, NULL);
 		for (next = at + 1; next < count; next++)
-			if (strcmp(by_name[next]->name, by_name[at]->name))
+			if (name_order(by_name[next], by_name[at]->name, by_name[at]->name_length))
 				break;
 		if (order)
 			rc = settle_unlisted(merger, by_name + at, next - at);
@@ -700,13 +710,23 @@ size_t pen_model_warnings(const struct pen_model *model, const char *const **war
 
 static int name_against(const void *name, const void *entry)
 {
-	return strcmp(name, (*(const struct pen_tensor *const *)entry)->name);
+	const struct pen_tensor *wanted = name;
+
+	return -name_order(*(const struct pen_tensor *const *)entry, wanted->name,
+			   wanted->name_length);
+}
+
+const struct pen_tensor *pen_model_find_name(const struct pen_model *model, const char *name,
+					     size_t length)
+{
+	struct pen_tensor wanted = { .name = name, .name_length = length };
+	const struct pen_tensor **found = bsearch(&wanted, model->by_name, model->tensor_count,
+						  sizeof(model->by_name[0]), name_against);
+
+	return found ? *found : NULL;
 }
 
 const struct pen_tensor *pen_model_find(const struct pen_model *model, const char *name)
 {
-	const struct pen_tensor **found = bsearch(name, model->by_name, model->tensor_count,
-						  sizeof(model->by_name[0]), name_against);
-
-	return found ? *found : NULL;
+	return pen_model_find_name(model, name, strlen(name));
 }

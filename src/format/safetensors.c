@@ -182,11 +182,12 @@ static int read_offsets(struct reader *reader, struct pen_tensor *tensor, const 
 	return 0;
 }
 
-static const char *keep(struct reader *reader, const char *text)
+static const char *keep(struct reader *reader, const char *text, size_t *length)
 {
 	char *kept = reader->texts;
 
 	reader->texts = stpcpy(kept, text) + 1;
+	*length = (size_t)(reader->texts - kept) - 1;
 	return kept;
 }
 
@@ -196,7 +197,7 @@ static int read_tensor(struct reader *reader, const char *name, const json_t *en
 	uint64_t elements = 1, bytes;
 	int rc;
 
-	tensor->name = keep(reader, name);
+	tensor->name = keep(reader, name, &tensor->name_length);
 	if (!json_is_object(entry))
 		return bad(reader, name, DAMAGED, "is not described by a JSON object");
 	rc = read_dtype(reader, tensor, entry);
@@ -229,10 +230,11 @@ static void read_metadata(struct reader *reader, const json_t *entry)
 	json_t *value;
 
 	json_object_foreach((json_t *)entry, key, value) {
-		reader->table->metadata[reader->table->metadata_count++] = (struct pen_metadata){
-			.key = keep(reader, key),
-			.value = keep(reader, json_string_value(value)),
-		};
+		struct pen_metadata *pair =
+			&reader->table->metadata[reader->table->metadata_count++];
+
+		pair->key = keep(reader, key, &pair->key_length);
+		pair->value = keep(reader, json_string_value(value), &pair->value_length);
 	}
 }
 

@@ -743,8 +743,8 @@ TEST(options_that_make_no_sense_are_refused)
 	static unsigned char memory[4096];
 	const struct pen_options table[] = {
 		{ .size = 0 },
-		{ .size = sizeof(table[0]), .transfer = 9 },
-		{ .size = sizeof(table[0]), .transfer = -2 },
+		{ .size = sizeof(table[0]), .transfer = 10 },
+		{ .size = sizeof(table[0]), .transfer = -1 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .cache = 3 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .memory_limit = 64 * KIB - 1 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .memory_limit = 1 },

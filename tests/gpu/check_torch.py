@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 SIZE = (64 << 20) + 123
-READ, WRITE, AUTO = 1, 2, -1
+READ, WRITE, AUTO = 1, 2, 0
 
 
 class Error(ctypes.Structure):
@@ -24,7 +24,9 @@ class Extent(ctypes.Structure):
     _fields_ = [("object", ctypes.c_void_p), ("offset", ctypes.c_uint64),
                 ("memory", ctypes.c_void_p), ("length", ctypes.c_uint64),
                 ("rows", ctypes.c_uint64), ("object_pitch", ctypes.c_uint64),
-                ("memory_pitch", ctypes.c_uint64), ("tag", ctypes.c_uint64)]
+                ("memory_pitch", ctypes.c_uint64), ("group", ctypes.c_uint64),
+                ("device", ctypes.c_void_p), ("flags", ctypes.c_uint32),
+                ("fill", ctypes.c_uint32), ("reserved", ctypes.c_uint64 * 4)]
 
 
 class Options(ctypes.Structure):
@@ -43,7 +45,7 @@ class Penstock:
     """Just enough of the library to move a tensor."""
 
     def __init__(self):
-        self.lib = ctypes.CDLL(os.environ.get("PENSTOCK_LIBRARY", "libpenstock.so.0"))
+        self.lib = ctypes.CDLL(os.environ.get("PENSTOCK_LIBRARY", "libpenstock.so.1"))
         self.lib.pen_object_size.restype = ctypes.c_uint64
         self.lib.pen_object_close.restype = None
         self.lib.pen_object_close.argtypes = [ctypes.c_void_p]

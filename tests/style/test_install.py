@@ -75,7 +75,7 @@ def one(root, name):
 
 def test_everything_is_there(root):
     assert one(root, "penstock.h").read_text() == (ROOT / "include/penstock.h").read_text()
-    assert one(root, "libpenstock.so.0").exists()
+    assert one(root, "libpenstock.so.1").exists()
     assert one(root, "libpenstock.so").exists()
     assert "Libs: " in one(root, "penstock.pc").read_text()
     for page in (ROOT / "man").glob("*.1"):
@@ -83,7 +83,7 @@ def test_everything_is_there(root):
 
 
 def test_nothing_else_is_there(root):
-    wanted = ("penstock", "penstock.h", "penstock.pc", "libpenstock.so", "libpenstock.so.0")
+    wanted = ("penstock", "penstock.h", "penstock.pc", "libpenstock.so", "libpenstock.so.1")
     extra = [path for path in root.rglob("*") if not path.is_dir() and path.name not in wanted
              and not path.name.startswith("libpenstock.so.0.") and path.parent.name != "man1"]
     assert not extra
@@ -108,7 +108,7 @@ def test_a_program_builds_and_runs_against_it(root, tmp_path, compiler):
     source = tmp_path / "use.c"
     source.write_text(PROGRAM)
     run(compiler, "-Wall", "-Wextra", "-Werror", source, *flags, "-o", tmp_path / "use")
-    env["LD_LIBRARY_PATH"] = str(one(root, "libpenstock.so.0").parent)
+    env["LD_LIBRARY_PATH"] = str(one(root, "libpenstock.so.1").parent)
     assert run(tmp_path / "use", env=env) == "1048576 bytes, the word at 4096 is 4096\n"
 
 

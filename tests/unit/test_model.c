@@ -140,7 +140,11 @@ static void has_tensors(const char *names)
 	for (size_t i = 0; i < count; i++) {
 		snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", i ? " " : "",
 			 tensors[i].name);
+		CHECK_EQ(tensors[i].name_length, strlen(tensors[i].name));
 		CHECK(pen_model_find(model, tensors[i].name) == &tensors[i]);
+		CHECK(pen_model_find_name(model, tensors[i].name, tensors[i].name_length) ==
+		      &tensors[i]);
+		CHECK(!pen_model_find_name(model, tensors[i].name, tensors[i].name_length + 1));
 	}
 	CHECK_TEXT(all, names);
 }
@@ -851,8 +855,8 @@ TEST(extents_carry_the_number_of_their_placement)
 		places[i].tensor = &model->tensors[i];
 	CHECK_EQ(load_extents(model, places, 3, &extents, &count, &err), 0);
 	CHECK_EQ(count, 2);
-	CHECK(extents[0].tag == 0 && extents[0].length == 10);
-	CHECK(extents[1].tag == 2 && extents[1].length == 20);
+	CHECK(extents[0].group == 0 && extents[0].length == 10);
+	CHECK(extents[1].group == 2 && extents[1].length == 20);
 	CHECK(extents[0].object == model->files[0].object);
 	free(extents);
 	pen_model_close(model);
@@ -1060,7 +1064,7 @@ static void load_boxes(struct pen_device *host)
 	CHECK(total > 0);
 	options.allocate = total;
 	options.allocated = &memory;
-	options.tags = made;
+	options.groups = made;
 	CHECK_EQ(pen_load_start(model, host, places, made, &options, &job, &err), 0);
 	for (size_t n; (n = pen_job_landed(job, tags, 16, 60)) > 0; landed += n)
 		for (size_t i = 0; i < n; i++) {

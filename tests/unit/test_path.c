@@ -64,9 +64,9 @@ TEST(options_that_make_no_sense_are_refused_in_words)
 {
 	CHECK_EQ(WITH(size, 0), -EINVAL);
 	CHECK(strstr(err.message, "size"));
-	CHECK_EQ(WITH(transfer, 9), -EINVAL);
-	CHECK_EQ(WITH(transfer, -2), -EINVAL);
-	CHECK(strstr(err.message, "-2"));
+	CHECK_EQ(WITH(transfer, 10), -EINVAL);
+	CHECK_EQ(WITH(transfer, -1), -EINVAL);
+	CHECK(strstr(err.message, "-1"));
 	CHECK_EQ(WITH(cache, 3), -EINVAL);
 	CHECK_EQ(WITH(cache, -1), -EINVAL);
 	CHECK_EQ(WITH(memory_limit, 65535), -EINVAL);
@@ -96,12 +96,12 @@ TEST(types_have_names_and_numbers)
 		CHECK_EQ(pen_transfer_parse(pen_transfer_name(i), &type, &err), 0);
 		CHECK_EQ(type, i);
 	}
-	CHECK(!pen_transfer_name(-2) && !pen_transfer_name(9));
+	CHECK(!pen_transfer_name(-1) && !pen_transfer_name(10));
 	CHECK_EQ(pen_transfer_parse("cpu_async_gpu", &type, NULL), 0);
 	CHECK_EQ(type, PEN_CPU_ASYNC_GPU);
 	CHECK_EQ(pen_transfer_parse("7", &type, NULL), 0);
-	CHECK_EQ(type, 7);
-	CHECK_EQ(pen_transfer_parse("9", &type, &err), -EINVAL);
+	CHECK_EQ(type, PEN_GPU_BATCH_STREAM);
+	CHECK_EQ(pen_transfer_parse("8", &type, &err), -EINVAL);
 	CHECK_EQ(pen_transfer_parse("", &type, &err), -EINVAL);
 	CHECK_EQ(pen_transfer_parse("-1", &type, &err), -EINVAL);
 	CHECK(strstr(err.hint, "CPU_CACHED_GPU") && strstr(err.hint, "MAPPED"));
@@ -146,7 +146,8 @@ static void check_refused(enum pen_mode direction, int transfer, const char *rea
 
 	CHECK_EQ(choose(direction, transfer, &all), -ENOTSUP);
 	CHECK_TEXT(err.object, pen_transfer_name(transfer));
-	snprintf(want, sizeof(want), "%d %s", nearest, pen_transfer_name(nearest));
+	snprintf(want, sizeof(want), "%d %s", pen_transfer_number(nearest),
+		 pen_transfer_name(nearest));
 	if (!strstr(err.message, reason) || !strstr(err.hint, want))
 		fprintf(stderr, "%s. %s\n", err.message, err.hint);
 	CHECK(strstr(err.message, reason) && strstr(err.hint, want));
@@ -193,7 +194,8 @@ TEST(mapped_is_refused_by_a_driver_that_cannot)
 
 TEST(cufile_is_refused_for_what_is_no_file)
 {
-	static const int types[] = { 0, 5, 6, 7 };
+	static const int types[] = { PEN_GPU_DIRECT, PEN_GPU_DIRECT_ASYNC, PEN_GPU_BATCH,
+				     PEN_GPU_BATCH_STREAM };
 
 	NEED_FAKE_GPU();
 	open_all("cuda:0", "pattern:8M", PEN_READ);
@@ -204,7 +206,8 @@ TEST(cufile_is_refused_for_what_is_no_file)
 
 TEST(cufile_is_refused_with_its_own_words_where_it_is_broken)
 {
-	static const int types[] = { 0, 5, 6, 7 };
+	static const int types[] = { PEN_GPU_DIRECT, PEN_GPU_DIRECT_ASYNC, PEN_GPU_BATCH,
+				     PEN_GPU_BATCH_STREAM };
 
 	NEED_FAKE_GPU();
 	setenv("FAKE_CUFILE_DRIVER_ERROR", "5001", 1);

@@ -380,21 +380,23 @@ static void one_timed_out(int transfer)
 TEST(a_failed_call_comes_home_failed_and_alone)
 {
 	NEED_FAKES();
-	CHECK_EQ(CASE(one_failed_cufile, 0, "FAKE_CUFILE_FAIL=cuFileRead:3=5013"), 0);
-	CHECK_EQ(CASE(one_failed_errno, 0, "FAKE_CUFILE_FAIL=cuFileRead:3=28"), 0);
-	CHECK_EQ(CASE(one_failed_cufile, 5, "FAKE_CUFILE_FAIL=cuFileReadAsync:3=5013",
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_DIRECT, "FAKE_CUFILE_FAIL=cuFileRead:3=5013"), 0);
+	CHECK_EQ(CASE(one_failed_errno, PEN_GPU_DIRECT, "FAKE_CUFILE_FAIL=cuFileRead:3=28"), 0);
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_DIRECT_ASYNC,
+		      "FAKE_CUFILE_FAIL=cuFileReadAsync:3=5013",
 		      "FAKE_CUFILE_COMPAT=0"), 0);
-	CHECK_EQ(CASE(one_failed_cufile, 5, "FAKE_CUFILE_FAIL=stream-io:4=5013",
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_DIRECT_ASYNC, "FAKE_CUFILE_FAIL=stream-io:4=5013",
 		      "FAKE_CUFILE_COMPAT=0"), 0);
-	CHECK_EQ(CASE(one_failed_errno, 5, "FAKE_CUFILE_FAIL=stream-io:4=28",
+	CHECK_EQ(CASE(one_failed_errno, PEN_GPU_DIRECT_ASYNC, "FAKE_CUFILE_FAIL=stream-io:4=28",
 		      "FAKE_CUFILE_COMPAT=0"), 0);
-	CHECK_EQ(CASE(one_failed_cufile, 7, "FAKE_CUFILE_FAIL=cuFileReadAsync:3=5013",
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_BATCH_STREAM,
+		      "FAKE_CUFILE_FAIL=cuFileReadAsync:3=5013",
 		      "FAKE_CUFILE_COMPAT=0"), 0);
-	CHECK_EQ(CASE(one_failed_cufile, 7, "FAKE_CUFILE_FAIL=stream-io:20=5013",
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_BATCH_STREAM, "FAKE_CUFILE_FAIL=stream-io:20=5013",
 		      "FAKE_CUFILE_COMPAT=0"), 0);
-	CHECK_EQ(CASE(one_failed_cufile, 6, "FAKE_CUFILE_FAIL=batch-entry:5=5013"), 0);
-	CHECK_EQ(CASE(one_timed_out, 6, "FAKE_CUFILE_FAIL=batch-entry:5=110"), 0);
-	CHECK_EQ(CASE(one_failed_errno, 6, "FAKE_CUFILE_FAIL=batch-entry:5=28",
+	CHECK_EQ(CASE(one_failed_cufile, PEN_GPU_BATCH, "FAKE_CUFILE_FAIL=batch-entry:5=5013"), 0);
+	CHECK_EQ(CASE(one_timed_out, PEN_GPU_BATCH, "FAKE_CUFILE_FAIL=batch-entry:5=110"), 0);
+	CHECK_EQ(CASE(one_failed_errno, PEN_GPU_BATCH, "FAKE_CUFILE_FAIL=batch-entry:5=28",
 		      "FAKE_CUFILE_BATCH_SHUFFLE=1"), 0);
 }
 
@@ -447,14 +449,16 @@ static void all_lost(int transfer)
 TEST(what_fails_for_good_brings_everything_home)
 {
 	NEED_FAKES();
-	CHECK_EQ(CASE(all_lost, 6, "FAKE_CUFILE_FAIL=cuFileBatchIOGetStatus:*=5041"), 0);
-	CHECK_EQ(CASE(all_lost, 6, "FAKE_CUFILE_FAIL=cuFileBatchIOSubmit:*=5035"), 0);
-	CHECK_EQ(CASE(all_lost, 6, "FAKE_CUFILE_FAIL=cuFileBatchIOSubmit:1=5035,"
+	CHECK_EQ(CASE(all_lost, PEN_GPU_BATCH,
+		      "FAKE_CUFILE_FAIL=cuFileBatchIOGetStatus:*=5041"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_BATCH, "FAKE_CUFILE_FAIL=cuFileBatchIOSubmit:*=5035"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_BATCH, "FAKE_CUFILE_FAIL=cuFileBatchIOSubmit:1=5035,"
 				   "cuFileBatchIOSetUp:2+=5039"), 0);
-	CHECK_EQ(CASE(all_lost, 5, "FAKE_CUFILE_FAIL=cuFileReadAsync:*=5030"), 0);
-	CHECK_EQ(CASE(all_lost, 7, "FAKE_CUFILE_FAIL=stream-io:*=5030"), 0);
-	CHECK_EQ(CASE(all_lost, 5, "FAKE_CUDA_FAIL=cuEventQuery:*=999"), 0);
-	CHECK_EQ(CASE(all_lost, 0, "FAKE_CUFILE_FAIL=cuFileRead:*=5030"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_DIRECT_ASYNC,
+		      "FAKE_CUFILE_FAIL=cuFileReadAsync:*=5030"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_BATCH_STREAM, "FAKE_CUFILE_FAIL=stream-io:*=5030"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_DIRECT_ASYNC, "FAKE_CUDA_FAIL=cuEventQuery:*=999"), 0);
+	CHECK_EQ(CASE(all_lost, PEN_GPU_DIRECT, "FAKE_CUFILE_FAIL=cuFileRead:*=5030"), 0);
 }
 
 /* How often the library was asked for something, since count_library() was the hook. */
