@@ -401,7 +401,7 @@ static void choose_auto(struct chooser *chooser)
 {
 	struct path *path = chooser->path;
 	bool read = chooser->direction == PEN_READ;
-	if (path->plan->objects[0]->info.synthetic) {
+	if (path->plan->objects[0]->ops->transport == TRANSPORT_SYNTH) {
 		struct way *way;
 
 		all_to(path, COLD);
@@ -472,7 +472,7 @@ static int choose_cufile(struct chooser *chooser)
 		return cannot(chooser, "cuFile goes around the page cache, which is to be kept",
 			      PEN_CPU_CACHED_GPU);
 	for (size_t i = 0; i < path->plan->object_count; i++) {
-		if (path->plan->objects[i]->info.synthetic)
+		if (path->plan->objects[i]->ops->transport != TRANSPORT_FILE)
 			return cannot(chooser, "cuFile moves files, not synthetic objects",
 				      PEN_CPU_ASYNC_GPU);
 		bool this_compat = false;
@@ -519,7 +519,7 @@ static int choose_asked(struct chooser *chooser)
 		return host ? cannot(chooser, "the memory is the host's, there is no GPU in this "
 					      "transfer", PEN_CPU_ONLY)
 			    : cannot(chooser, "the memory is a GPU's", PEN_CPU_ASYNC_GPU);
-	if (path->plan->objects[0]->info.synthetic && type != PEN_GPU_DIRECT &&
+	if (path->plan->objects[0]->ops->transport == TRANSPORT_SYNTH && type != PEN_GPU_DIRECT &&
 	    type < PEN_GPU_DIRECT_ASYNC) {
 		path->one_at_a_time = type == PEN_CPU_GPU;
 		choose_auto(chooser);
@@ -779,7 +779,7 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 
 		if (!object || (i && object == extents[i - 1].object))
 			continue;
-		if (object->info.synthetic || object_need_name(object, NULL))
+		if (object->ops->transport != TRANSPORT_FILE || object_need_name(object, NULL))
 			return false;
 		if (queue_cufile_probe(object, chooser->device, &compat, &why) || compat) {
 			refuse_error(path, "gds", &why);

@@ -145,9 +145,10 @@ static int object_index(struct maker *maker, struct pen_object *object, uint32_t
 	if (make_room((void **)&plan->objects, &plan->object_room, plan->object_count,
 		      sizeof(plan->objects[0])))
 		return no_memory(maker);
-	if (plan->object_count && object->info.synthetic != plan->objects[0]->info.synthetic)
+	if (plan->object_count && object->ops->transport != plan->objects[0]->ops->transport)
 		return error_set(maker->err, -EINVAL, "plan", object->name, -1,
-				 "one transfer cannot mix files and synthetic objects");
+				 "one transfer cannot mix %s and %s objects",
+				 plan->objects[0]->ops->kind, object->ops->kind);
 	plan->objects[plan->object_count++] = object;
 	return 0;
 }

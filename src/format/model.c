@@ -56,31 +56,7 @@ static char *join(const char *folder, size_t folder_length, const char *name)
 
 /* ------------------------------------------------------------------------- reading a file -- */
 
-/* All of it, in as many reads as it takes. */
-static int read_all(int fd, void *buffer, size_t length, uint64_t offset, const char *path,
-		    struct pen_error *err)
-{
-	size_t done = 0;
-
-	while (done < length) {
-		ssize_t n = os_pread(fd, (char *)buffer + done, length - done, offset + done);
-
-		if (n == -EINTR)
-			continue;
-		if (n < 0)
-			return error_sys(err, (int)n, "read", path, (int64_t)(offset + done));
-		if (!n) {
-			error_set(err, -ESTALE, "read", path, (int64_t)(offset + done),
-				  "the file became shorter while it was read");
-			error_hint(err, "Wait until whatever writes it is done, and try again");
-			return -ESTALE;
-		}
-		done += (size_t)n;
-	}
-	return 0;
-}
-
-static int read_header(int fd, const struct pen_model_file *file, struct safetensors **table,
+static int read_header(const struct pen_model_file *file, struct safetensors **table,
 		       struct pen_error *err)
 {
 	unsigned char first[8] = { 0 };
@@ -88,8 +64,8 @@ static int read_header(int fd, const struct pen_model_file *file, struct safeten
 	void *header;
 	int rc;
 
-	rc = read_all(fd, first, file->size < sizeof(first) ? (size_t)file->size : sizeof(first), 0,
-		      file->path, err);
+	rc = object_read(file->object, first,
+			 file->size < sizeof(first) ? (size_t)file->size : sizeof(first), 0, err);
 	if (!rc)
 		rc = safetensors_header_length(file->path, first, file->size, &length, err);
 	if (rc)
@@ -97,7 +73,7 @@ static int read_header(int fd, const struct pen_model_file *file, struct safeten
 	header = os_calloc(1, length + 1);
 	if (!header)
 		return no_memory(file->path, err);
-	rc = read_all(fd, header, length, sizeof(first), file->path, err);
+	rc = object_read(file->object, header, length, sizeof(first), err);
 	if (!rc)
 		rc = safetensors_parse(file->path, header, length, file->size, table, err);
 	free(header);
@@ -120,13 +96,13 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 		return rc;
 	/* A shard that is replaced while others are read would make a model that never was. */
 	file->object->keeps_name = true;
-	if (file->object->info.synthetic) {
+	if (file->object->ops->transport == TRANSPORT_SYNTH) {
 		error_set(err, -EINVAL, "open the model", path, -1, "it is a synthetic object");
 		error_hint(err, "If it is a file, put ./ before its name");
 		return -EINVAL;
 	}
 	file->size = pen_object_size(file->object);
-	rc = read_header(file->object->fd, file, table, err);
+	rc = read_header(file, table, err);
 	if (rc)
 		return rc;
 	file->data = (*table)->data;
@@ -392,39 +368,37 @@ static int open_single(struct pen_model *model, const char *path, struct pen_err
 	return rc ? rc : merge(model, path, NULL, err);
 }
 
-static int read_index_from(int fd, const char *path, struct index **index, struct pen_error *err)
+static int read_index_from(struct pen_object *object, struct index **index, struct pen_error *err)
 {
-	struct stat st;
+	uint64_t size = pen_object_size(object);
 	char *bytes;
-	int rc = os_fstat(fd, &st);
+	int rc;
 
-	if (rc)
-		return fail(path, rc, "stat", err);
-	if (!S_ISREG(st.st_mode) || st.st_size > INDEX_SIZE_MAX) {
-		words_bad(err, path, -1, "it is not a file of at most %u bytes, as an index is",
-			  INDEX_SIZE_MAX);
+	if (size > INDEX_SIZE_MAX) {
+		words_bad(err, object->name, -1,
+			  "it is not a file of at most %u bytes, as an index is", INDEX_SIZE_MAX);
 		error_hint(err, "Name a folder, a .safetensors file or an index");
 		return -EBADMSG;
 	}
-	bytes = os_calloc(1, (size_t)st.st_size + 1);
+	bytes = os_calloc(1, (size_t)size + 1);
 	if (!bytes)
-		return no_memory(path, err);
-	rc = read_all(fd, bytes, (size_t)st.st_size, 0, path, err);
+		return no_memory(object->name, err);
+	rc = object_read(object, bytes, (size_t)size, 0, err);
 	if (!rc)
-		rc = index_parse(path, bytes, (size_t)st.st_size, index, err);
+		rc = index_parse(object->name, bytes, (size_t)size, index, err);
 	free(bytes);
 	return rc;
 }
 
 static int read_index(int start, const char *path, struct index **index, struct pen_error *err)
 {
-	/* Without O_NONBLOCK, opening a pipe would wait for somebody who writes to it. */
-	int fd = os_open(start, path, O_RDONLY | O_NONBLOCK, 0), rc;
+	struct pen_object *object;
+	int rc = object_open(start, path, PEN_READ, 0, &object, err);
 
-	if (fd < 0)
-		return fail(path, fd, "open", err);
-	rc = read_index_from(fd, path, index, err);
-	os_close(fd);
+	if (rc)
+		return rc;
+	rc = read_index_from(object, index, err);
+	pen_object_close(object);
 	return rc;
 }
 

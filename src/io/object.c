@@ -3,11 +3,16 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
 #include "io/object.h"
 #include "sys/os.h"
+
+/* What a request that failed in a way that may pass is given, where the store has no other wish. */
+#define RETRIES 5u
+#define RETRY_NS 100000u
 
 static bool is_synthetic(const char *name)
 {
@@ -23,6 +28,7 @@ int pen_object_open(const char *name, enum pen_mode mode, uint64_t size,
 int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
 		struct pen_object **object, struct pen_error *err)
 {
+	static _Atomic uint64_t ids;
 	struct pen_object *new;
 	int rc;
 
@@ -45,16 +51,19 @@ int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
 	strcpy(new->name, name);
 	new->ops = is_synthetic(name) ? &object_synth_ops : &object_file_ops;
 	new->start = start;
+	new->id = atomic_fetch_add(&ids, 1) + 1;
 	new->mode = mode;
 	new->fd = new->direct_fd = -1;
 	new->info.size = size;
+	new->info.retries = RETRIES;
+	new->info.retry_ns = RETRY_NS;
 	rc = new->ops->open(new, err);
 	if (rc) {
 		free(new->name);
 		free(new);
 		return rc;
 	}
-	assert(new->fd >= 0 || new->info.synthetic);
+	assert(new->fd >= 0 || new->ops->transport != TRANSPORT_FILE);
 	assert(!new->info.offset_align || new->direct_fd >= 0);
 	*object = new;
 	return 0;
@@ -89,6 +98,15 @@ void pen_object_close(struct pen_object *object)
 	object->ops->close(object);
 	free(object->name);
 	free(object);
+}
+
+int object_read(struct pen_object *object, void *buffer, size_t length, uint64_t offset,
+		struct pen_error *err)
+{
+	int rc = length ? object->ops->read(object, buffer, length, offset, err) : 0;
+
+	assert(rc <= 0);
+	return rc;
 }
 
 int object_residency(struct pen_object *object, uint64_t offset, uint64_t length,

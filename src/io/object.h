@@ -3,7 +3,7 @@
 #define IO_OBJECT_H
 /*
  * An object is where bytes rest. This is the control path: opening, what the store wants, what of
- * it is cached, commit. Bytes themselves travel through queues (queue.h).
+ * it is cached, small reads, commit. Bytes in bulk travel through queues (queue.h).
  *
  * Invariants
  *   1. Before commit() nothing that others can see has changed (PEN_WRITE); after it, everything
@@ -12,16 +12,28 @@
  *   3. An object does not change its geometry while it is open.
  */
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "penstock.h"
 
-/* What the store wants and what the object can do; filled by open(). */
+/* How the bytes of an object travel: the paths that can carry them name one of these. */
+enum object_transport {
+	TRANSPORT_FILE,		/* descriptors */
+	TRANSPORT_SYNTH,	/* made up in memory, struct synth */
+};
+
+/* What the store wants and what the object can do; filled by open(). Wishes of 0 are none. */
 struct object_info {
 	uint64_t size;
+	uint32_t request_least;	/* bytes that make a request worth its cost, a power of two */
+	uint32_t request_best;	/* where to begin looking for the best size, a power of two */
+	uint32_t request_most;	/* bytes that it takes at once */
+	bool resend_whole;	/* what came home short is sent again from its first byte */
+	uint32_t retries;	/* of one request that failed in a way that may pass ... */
+	uint64_t retry_ns;	/* ... the first after this, each further one after twice as long */
 	uint32_t offset_align;	/* of direct requests, in the object; 0: no direct requests */
 	uint32_t memory_align;	/* of direct requests, in memory */
 	bool has_residency;	/* some of it may be in the page cache */
-	bool synthetic;		/* made up in memory: travels by the synth queue */
 	char filesystem[32];
 	char store[64];		/* objects with the same store share one knee */
 	char no_direct[160];	/* why offset_align is 0 */
@@ -31,7 +43,13 @@ struct pen_object;
 
 struct object_ops {
 	const char *kind;
+	enum object_transport transport;
 	int (*open)(struct pen_object *object, struct pen_error *err);
+
+	/* All of [offset, offset + length), now, on the caller's thread: for headers and the like.
+	 * -ESTALE with words where the object ends before. */
+	int (*read)(struct pen_object *object, void *buffer, size_t length, uint64_t offset,
+		    struct pen_error *err);
 
 	/* Bytes of the range that are in the page cache. Called by lanes, in parallel. */
 	int (*residency)(struct pen_object *object, uint64_t offset, uint64_t length,
@@ -53,6 +71,8 @@ struct object_ops {
 
 struct pen_object {
 	const struct object_ops *ops;
+	uint64_t id;		/* no other object of this process ever had it: what is remembered
+				   about an object is remembered under this */
 	char *name;
 	int start;		/* what a relative name starts at, as in os.h; not ours to close */
 	enum pen_mode mode;
@@ -72,6 +92,8 @@ int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
 extern const struct object_ops object_file_ops;
 extern const struct object_ops object_synth_ops;
 
+int object_read(struct pen_object *object, void *buffer, size_t length, uint64_t offset,
+		struct pen_error *err);
 int object_residency(struct pen_object *object, uint64_t offset, uint64_t length,
 		     uint64_t *resident, struct pen_error *err);
 int object_unchanged(struct pen_object *object, struct pen_error *err);

@@ -444,6 +444,31 @@ static int file_open(struct pen_object *object, struct pen_error *err)
 	return rc;
 }
 
+static int file_read(struct pen_object *object, void *buffer, size_t length, uint64_t offset,
+		     struct pen_error *err)
+{
+	size_t done = 0;
+
+	while (done < length) {
+		ssize_t n = os_pread(object->fd, (char *)buffer + done, length - done,
+				     offset + done);
+
+		if (n == -EINTR)
+			continue;
+		if (n < 0)
+			return error_sys(err, (int)n, "read", object->name,
+					 (int64_t)(offset + done));
+		if (!n) {
+			error_set(err, -ESTALE, "read", object->name, (int64_t)(offset + done),
+				  "the file became shorter while it was read");
+			error_hint(err, "Wait until whatever writes it is done, and try again");
+			return -ESTALE;
+		}
+		done += (size_t)n;
+	}
+	return 0;
+}
+
 const char *object_residency_method(const struct pen_object *object)
 {
 	const struct file_state *state = object->state;
@@ -610,7 +635,9 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 
 const struct object_ops object_file_ops = {
 	.kind = "file",
+	.transport = TRANSPORT_FILE,
 	.open = file_open,
+	.read = file_read,
 	.residency = file_residency,
 	.unchanged = file_unchanged,
 	.uncache = file_uncache,
