@@ -182,6 +182,25 @@ int pen_object_commit(struct pen_object *object, struct pen_error *err);
 /* NULL is allowed. Without a commit, what was written with PEN_WRITE is gone without trace. */
 void pen_object_close(struct pen_object *object);
 
+/* --------------------------------------------------------------------------------- digests -- */
+
+/* A number for a chunk of bytes that shows damage; it does not withstand who wants to deceive. */
+enum pen_digest_kind {
+	PEN_DIGEST_NONE,
+	PEN_DIGEST_XXH3,	/* XXH3, 64 bits, seed 0 */
+	PEN_DIGEST_CRC32,	/* as zip and gzip have it */
+};
+
+/* "xxh3-64", "crc32"; NULL where there is none. */
+const char *pen_digest_name(int kind);
+
+/* The digest of bytes in host memory; -EINVAL for a kind that there is not. */
+int pen_digest_of(int kind, const void *bytes, size_t length, uint64_t *digest,
+		  struct pen_error *err);
+
+/* The CRC32 of two neighbours from the CRC32s of each, without their bytes. */
+uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_length);
+
 /* ----------------------------------------------------------------------------------- jobs -- */
 
 /*

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Collects what Penstock is built from - liburing, jansson, xxhash: headers and libraries,
-# amd64 - for a server without network:
+# Collects what Penstock is built from - liburing, jansson, xxhash, libdeflate: headers and
+# libraries, amd64 - for a server without network:
 #
 #   tools/collect-deps.sh deps            here, on a Debian or Ubuntu with network; root not needed
 #   make DEPS=deps                        there, with the gcc, meson and ninja such a server has
@@ -10,9 +10,9 @@
 # jansson, work with any glibc that is not older than this machine's.
 set -eu
 
-packages="liburing-dev libjansson-dev libjansson4 libxxhash-dev"
-headers="liburing.h liburing jansson.h jansson_config.h xxhash.h xxh3.h"
-libraries="liburing.a libxxhash.a"
+packages="liburing-dev libjansson-dev libjansson4 libxxhash-dev libdeflate-dev"
+headers="liburing.h liburing jansson.h jansson_config.h xxhash.h xxh3.h libdeflate.h"
+libraries="liburing.a libxxhash.a libdeflate.a"
 
 if [ $# != 1 ]; then
 	echo "usage: tools/collect-deps.sh DIRECTORY" >&2

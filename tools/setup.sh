@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 build="gcc libc6-dev meson ninja-build pkg-config liburing-dev libjansson-dev libxxhash-dev
-	python3-dev"
+	libdeflate-dev python3-dev"
 test="clang libclang-rt-14-dev g++ python3 python3-venv mandoc strace fio util-linux"
 
 wanted=$build
@@ -29,7 +29,7 @@ else
 	done
 	if [ -n "$missing" ]; then
 		echo "setup: this is no Debian; please install:$missing" >&2
-		echo "setup: and the libraries liburing, jansson and xxhash" >&2
+		echo "setup: and the libraries liburing, jansson, xxhash and libdeflate" >&2
 		exit 1
 	fi
 fi

@@ -42,6 +42,7 @@ static void set_up(bool write, uint32_t align, uint64_t unit, uint64_t gap)
 
 	memset(objects, 0, sizeof(objects));
 	for (int i = 0; i < OBJECTS; i++) {
+		objects[i].ops = &object_file_ops;
 		objects[i].name = (char *)names[i];
 		objects[i].mode = write ? PEN_WRITE : PEN_READ;
 		objects[i].info.size = STORE;
@@ -546,7 +547,7 @@ TEST(what_makes_no_sense_is_refused_in_words)
 	CHECK_EQ(refused(), -EBADF);
 	objects[0].committed = false;
 	objects[1].mode = PEN_WRITE;
-	objects[1].info.synthetic = true;
+	objects[1].ops = &object_synth_ops;
 	add(1, 0, 10, 1000);
 	CHECK_EQ(refused(), -EINVAL);
 }
