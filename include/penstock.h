@@ -285,6 +285,9 @@ struct pen_options {
 	const struct pen_stream *streams;	/* further streams to start after, one for each of
 						   several devices */
 	size_t stream_count;
+	const struct pen_digests *digests;	/* objects whose chunks are to be digested as they
+						   pass; NULL: none */
+	size_t digest_count;
 };
 
 /* What is queued on this stream of this device comes first; see options.stream. */
@@ -292,6 +295,31 @@ struct pen_stream {
 	struct pen_device *device;
 	void *stream;
 	uint64_t reserved[2];
+};
+
+/*
+ * Digests of an object's chunks, looked at as they pass, in reads and in writes. Chunk i is the
+ * object's bytes from i * chunk on; the last one ends with the object. The tables are the caller's,
+ * live until pen_job_wait(), and are the same in whatever order the bytes came.
+ */
+struct pen_digests {
+	struct pen_object *object;
+	uint64_t chunk;		/* bytes, a power of two from 64 KiB to 16 MiB; no request cuts one */
+	uint64_t count;		/* entries of the tables; chunks beyond are not digested */
+	uint64_t *values;
+	unsigned char *states;	/* enum pen_chunk; entries of chunks that are not touched stay as
+				   they are */
+	int kind;		/* enum pen_digest_kind */
+	uint32_t flags;		/* 0 */
+	uint64_t reserved[4];
+};
+
+enum pen_chunk {
+	PEN_CHUNK_UNTOUCHED,	/* nothing of it was moved */
+	PEN_CHUNK_DIGESTED,	/* all of it passed, and its digest is in `values` */
+	PEN_CHUNK_UNVERIFIED,	/* only a part was moved, or by a path on which no core sees the
+				   bytes (gds, cufile-compat, mapped); auto takes none of these where
+				   digests are asked for */
 };
 
 /* The default stream of a context has no handle of its own; these name it, as CUDA's do. */
@@ -331,6 +359,9 @@ struct pen_report {
 	uint32_t path_count, refused_count;
 	struct pen_path paths[PEN_PATHS_MAX];
 	struct pen_path refused[PEN_PATHS_MAX];
+	uint64_t digested_bytes;	/* of the objects in options.digests: in chunks that have a
+					   digest now ... */
+	uint64_t unverified_bytes;	/* ... and bytes that were moved without */
 };
 
 #define PEN_REPORT_INIT { .size = sizeof(struct pen_report) }
@@ -546,6 +577,10 @@ int pen_transfer_number(int type);
 
 /* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
+
+/* The paths there are, 0, 1, 2 ...: what reports call them and, in `what` (NULL is allowed), what
+ * they are. NULL after the last. */
+const char *pen_path_name(unsigned int number, const char **what);
 
 /* Give pooled staging memory back to the system. What was made together with memory that a job
  * uses stays; always safe. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What of the public API belongs to no module below. */
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "penstock.h"
 #include "sys/cufile.h"
 

@@ -18,7 +18,7 @@ os.environ["TERM"] = "xterm"
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = {"plain": ROOT / "build", "asan": ROOT / "build-asan", "tsan": ROOT / "build-tsan"}
 # Under the thread sanitizer only what has threads; the rest would only cost time.
-TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "groups", "streams", "tuner", "ring")
+TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "groups", "streams", "tuner", "pool")
 
 
 def environment(build: Path) -> dict:

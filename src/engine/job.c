@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Starting, watching and ending jobs; see job.h for the states and rules. */
+#include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "engine/job.h"
+#include "io/object.h"
 #include "sys/os.h"
 
 /* Was it started before this process was forked? Its threads are not here then. */
@@ -38,53 +41,56 @@ void job_fail(struct pen_job *job, const struct pen_error *err)
 	pthread_mutex_unlock(&job->lock);
 }
 
-int job_allocate(struct pen_job *job, struct pen_error *err)
+int job_allocate(struct pen_job *job, unsigned int device, struct pen_error *err)
 {
 	int rc = 0;
 
-	if (!job->options.allocate)
+	/* The plan's first device is the job's, its first place what is allocated. */
+	if (!job->options.allocate || device)
 		return 0;
 	pthread_mutex_lock(&job->lock);
 	if (!job->allocated) {
 		rc = pen_device_alloc(job->device, job->options.allocate, &job->allocated, err);
 		if (!rc)
-			atomic_store(&job->shift,
-				     (intptr_t)job->allocated - (intptr_t)PLAN_RELATIVE);
+			atomic_store(&job->schedule->plan->places[0].base,
+				     (uintptr_t)job->allocated);
 	}
 	pthread_mutex_unlock(&job->lock);
 	return rc;
 }
 
-int job_stream_join(struct pen_job *job, struct pen_error *err)
+int job_stream_join(struct pen_job *job, unsigned int device, struct pen_error *err)
 {
+	struct job_device *own = &job->devices[device];
 	int rc = 0;
 
 	pthread_mutex_lock(&job->lock);
-	if (!job->stream_users) {
-		rc = device_stream_open(job->device, &job->stream, err);
+	if (!own->users) {
+		rc = device_stream_open(own->device, &own->stream, err);
 		if (!rc) {
-			rc = device_wait(job->device, &job->stream, &job->after, err);
+			rc = device_wait(own->device, &own->stream, &own->after, err);
 			if (rc)
-				device_stream_close(job->device, &job->stream);
+				device_stream_close(own->device, &own->stream);
 		}
 	}
-	job->stream_users += !rc;
+	own->users += !rc;
 	pthread_mutex_unlock(&job->lock);
 	return rc;
 }
 
-void job_stream_leave(struct pen_job *job)
+void job_stream_leave(struct pen_job *job, unsigned int device)
 {
+	struct job_device *own = &job->devices[device];
 	struct device_stream unused;
 	bool last;
 
 	pthread_mutex_lock(&job->lock);
-	last = !--job->stream_users;
-	unused = job->stream;
+	last = !--own->users;
+	unused = own->stream;
 	pthread_mutex_unlock(&job->lock);
 	/* Not under the lock: it waits for what the stream waits for, which may be the caller's. */
 	if (last)
-		device_stream_close(job->device, &unused);
+		device_stream_close(own->device, &unused);
 }
 
 void job_lane_ended(struct pen_job *job)
@@ -106,10 +112,9 @@ struct tally *job_tally(struct pen_job *job, const char *path, const char *reaso
 		if (!strcmp(job->tallies[i].path, path) && !strcmp(job->tallies[i].reason, reason))
 			tally = &job->tallies[i];
 	if (!tally) {
-		/* The last one takes what is too much; it never comes to that. */
-		if (job->tally_count < PEN_PATHS_MAX)
-			job->tally_count++;
-		tally = &job->tallies[job->tally_count - 1];
+		/* Two paths, at most three steps down from each, and the edges of writes. */
+		assert(job->tally_count < PEN_PATHS_MAX);
+		tally = &job->tallies[job->tally_count++];
 		text_copy(tally->path, sizeof(tally->path), path);
 		text_copy(tally->reason, sizeof(tally->reason), reason);
 	}
@@ -139,60 +144,119 @@ out:
 	pthread_mutex_unlock(&job->lock);
 }
 
-/* More pieces than all lanes together could use. */
-#define PIECES_MAX ((int)(LANES_MAX * RING_PIECES))
-
 /* After the last lane; also undoes a job that never ran. */
 static void job_free(struct pen_job *job)
 {
 	for (unsigned int i = 0; i < job->lane_count; i++)
-		for (unsigned int p = 0; p < job->lanes[i].ring.piece_count; p++)
-			piece_put(&job->budget, job->lanes[i].ring.pieces[p]);
-	device_fence_close(job->device, &job->after);
+		lane_fini(&job->lanes[i]);
+	for (unsigned int i = 0; i < PLAN_DEVICES; i++)
+		if (job->devices[i].device)
+			device_fence_close(job->devices[i].device, &job->devices[i].after);
 	free(job->lanes);
 	groups_fini(&job->arrived);
 	groups_fini(&job->gathered);
-	path_free(job->path);
+	free(job->digests);
+	free(job->asked);
+	schedule_free(job->schedule);
 	pthread_cond_destroy(&job->news);
 	pthread_mutex_destroy(&job->lock);
 	free(job->inject);
 	free(job);
 }
 
-static void set_up_lanes(struct pen_job *job)
+static int set_up_lanes(struct pen_job *job)
 {
-	struct lane *lane = job->lanes;
+	const struct schedule *schedule = job->schedule;
+	unsigned int count = 0;
 
-	for (unsigned int w = 0; w < job->path->way_count; w++) {
-		const struct way *way = &job->path->ways[w];
+	for (unsigned int p = 0; p < schedule->path_count; p++)
+		count += schedule->paths[p].lanes;
+	job->lanes = os_calloc(count ? count : 1, sizeof(job->lanes[0]));
+	if (!job->lanes)
+		return -ENOMEM;
+	for (unsigned int p = 0; p < schedule->path_count; p++)
+		for (unsigned int i = 0; i < schedule->paths[p].lanes; i++) {
+			struct lane *lane = &job->lanes[job->lane_count++];
 
-		for (unsigned int i = 0; i < way->lanes; i++, lane++) {
-			lane->job = job;
-			lane->way = way;
-			lane->index = i;
-			lane->peers = way->lanes;
+			if (lane_init(lane, job, &schedule->paths[p], i))
+				return -ENOMEM;
 		}
+	return 0;
+}
+
+static void set_up_devices(struct pen_job *job)
+{
+	const struct plan *plan = job->schedule->plan;
+
+	job->uses_host = plan->fill_bytes != 0;
+	for (unsigned int i = 0; i < plan->device_count; i++) {
+		job->devices[i].device = plan->devices[i];
+		if (plan->devices[i] == job->schedule->gpu)
+			job->staging_device = i;
+		job->uses_host |= plan->devices[i]->is_host && plan->device_bytes[i];
 	}
 }
 
-/* The knee finder, within what the lanes may hold. */
+static void set_up_budget(struct pen_job *job)
+{
+	const struct schedule *schedule = job->schedule;
+	uint64_t pieces = schedule->memory_limit / schedule->piece_size;
+
+	job->budget.piece_size = schedule->piece_size;
+	job->budget.left = pieces < INT_MAX ? (int)pieces : INT_MAX;
+	for (unsigned int p = 0; p < schedule->path_count; p++) {
+		const struct path *path = &schedule->paths[p];
+
+		job->budget.kept += (int)schedule_pieces_kept(schedule, path);
+		job->budget.together += (int)(path->lanes * path->pieces_first);
+	}
+}
+
+/* The knee finder, within what the lanes may hold and the stores wish. */
 static void set_up_tuner(struct pen_job *job)
 {
-	struct path *path = job->path;
+	const struct schedule *schedule = job->schedule;
+	const struct object_info *info;
 
-	for (unsigned int w = 0; w < path->way_count; w++) {
-		const struct way *way = &path->ways[w];
+	if (!schedule->plan->object_count)
+		return;
+	info = &schedule->plan->objects[0]->info;
+	job->request_least = info->request_least;
+	for (unsigned int p = 0; p < schedule->path_count; p++) {
+		const struct path *path = &schedule->paths[p];
 		struct tuner_setting wished = { (uint32_t)job->options.request_size,
 						job->options.depth };
-		/* A synchronous queue carries one request a lane. */
-		unsigned int each = way->queue == &queue_sync_ops ? 1 : RING_SLOTS;
+		struct tuner_limits limits = {
+			.size_least = info->request_least,
+			.size_best = info->request_best,
+			.size_max = path->size,
+			.depth_max = path->lanes * (path->kind->queue->waits ? 1 : LANE_DEPTH),
+			.bytes_max = schedule->memory_limit,
+		};
 
-		if (!way->tuned)
-			continue;
-		tuner_init(&job->tuner, path->plan->objects[0]->info.store,
-			   job->direction != PEN_READ, wished, way->size, way->lanes * each,
-			   path->memory_limit);
+		if (path->tuned)
+			tuner_init(&job->tuner, info->store, job->direction != PEN_READ, wished,
+				   limits);
 	}
+}
+
+static int set_up_digests(struct pen_job *job)
+{
+	const struct plan *plan = job->schedule->plan;
+	size_t count = job->options.digest_count;
+
+	if (!count)
+		return 0;
+	job->asked = os_calloc(count, sizeof(job->asked[0]));
+	job->digests = os_calloc(plan->object_count + 1, sizeof(job->digests[0]));
+	if (!job->asked || !job->digests)
+		return -ENOMEM;
+	memcpy(job->asked, job->options.digests, count * sizeof(job->asked[0]));
+	for (size_t i = 0; i < count; i++)
+		for (size_t o = 0; o < plan->object_count; o++)
+			if (plan->objects[o] == job->asked[i].object)
+				job->digests[o] = &job->asked[i];
+	return 0;
 }
 
 static int copy_inject(struct pen_job *job)
@@ -209,7 +273,7 @@ static int copy_inject(struct pen_job *job)
 
 static int set_up_groups(struct pen_job *job)
 {
-	const struct plan *plan = job->path->plan;
+	const struct plan *plan = job->schedule->plan;
 	uint64_t count = job->options.groups;
 	int rc = groups_init(&job->arrived, count, plan, &job->lock, &job->news);
 
@@ -218,14 +282,17 @@ static int set_up_groups(struct pen_job *job)
 	return rc;
 }
 
-static int job_new(enum pen_mode direction, struct pen_device *device, struct path *path,
+/* Takes the schedule over, also on an error. */
+static int job_new(enum pen_mode direction, struct pen_device *device, struct schedule *schedule,
 		   const struct pen_options *options, struct pen_job **result)
 {
 	struct pen_job *job = os_calloc(1, sizeof(*job));
 	pthread_condattr_t clock;
 
-	if (!job)
+	if (!job) {
+		schedule_free(schedule);
 		return -ENOMEM;
+	}
 	pthread_mutex_init(&job->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -236,32 +303,18 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct pa
 	job->options = *options;
 	job->state = PEN_PLANNED;
 	job->generation = os_generation();
-	job->budget.piece_size = path->piece_size;
-	job->budget.left = path->memory_limit / path->piece_size < PIECES_MAX
-				   ? (int)(path->memory_limit / path->piece_size)
-				   : PIECES_MAX;
-	for (unsigned int w = 0; w < path->way_count; w++) {
-		const struct way *way = &path->ways[w];
-
-		job->budget.kept += (int)path_pieces_kept(path, way);
-		job->budget.together += (int)(way->lanes * way->pieces_first);
-	}
-	job->refused_count = path->refused_count;
-	memcpy(job->refused, path->refused, sizeof(job->refused));
-	for (int list = 0; list < LISTS; list++)
-		job->bytes_left[list] = path->work[list].bytes;
-	for (unsigned int w = 0; w < path->way_count; w++)
-		job->lane_count += path->ways[w].lanes;
-	job->lanes = os_calloc(job->lane_count ? job->lane_count : 1, sizeof(job->lanes[0]));
-	job->path = path;
-	if (!job->lanes || copy_inject(job) || set_up_groups(job)) {
-		job->lane_count = 0;
-		job->path = NULL;
+	job->schedule = schedule;
+	job->refused_count = schedule->refused_count;
+	memcpy(job->refused, schedule->refused, sizeof(job->refused));
+	for (int side = 0; side < SIDES; side++)
+		job->bytes_left[side] = schedule->work[side].bytes;
+	set_up_devices(job);
+	set_up_budget(job);
+	set_up_tuner(job);
+	if (copy_inject(job) || set_up_groups(job) || set_up_digests(job) || set_up_lanes(job)) {
 		job_free(job);
 		return -ENOMEM;
 	}
-	set_up_lanes(job);
-	set_up_tuner(job);
 	*result = job;
 	return 0;
 }
@@ -272,7 +325,7 @@ static void job_start(struct pen_job *job)
 	job->state = PEN_RUNNING;
 	job->running = job->lane_count;
 	/* Host memory can always take bytes; a GPU's lanes tell when it can. */
-	if (job->device->is_host)
+	if (!job->schedule->gpu)
 		job->ready_ns = os_now();
 	for (unsigned int i = 0; i < job->lane_count; i++) {
 		struct lane *lane = &job->lanes[i];
@@ -283,7 +336,7 @@ static void job_start(struct pen_job *job)
 		if (!rc)
 			continue;
 		/* No lane has taken its pieces yet. */
-		job->budget.together -= (int)lane->way->pieces_first;
+		job->budget.together -= (int)lane->planned->pieces_first;
 		job_lane_ended(job);
 		if (lane->index)
 			continue;
@@ -306,12 +359,39 @@ static int check_allocation(struct pen_device *device, uint64_t size, struct pen
 	return rc ? rc : pen_device_free(device, memory, size, err);
 }
 
+/* The order behind the callers' streams is taken now, and on this thread: a handle may mean "the
+ * stream of the thread that calls". */
+static int follow_stream(struct pen_job *job, struct pen_device *device, void *stream,
+			 struct pen_error *err)
+{
+	if (!stream)
+		return 0;
+	for (unsigned int i = 0; i < job->schedule->plan->device_count; i++)
+		if (job->devices[i].device == device) {
+			device_fence_close(device, &job->devices[i].after);
+			return device_fence_behind(device, stream, &job->devices[i].after, err);
+		}
+	/* Nothing of this job is there, so there is nothing to order. */
+	return 0;
+}
+
+static int follow_streams(struct pen_job *job, struct pen_error *err)
+{
+	const struct pen_options *options = &job->options;
+	int rc = follow_stream(job, job->device, options->stream, err);
+
+	for (size_t i = 0; i < options->stream_count && !rc; i++)
+		rc = follow_stream(job, options->streams[i].device, options->streams[i].stream,
+				   err);
+	return rc;
+}
+
 int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		  const struct pen_extent *extents, size_t count,
 		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
 {
 	struct pen_options full;
-	struct path *path;
+	struct schedule *schedule;
 	uint64_t start = os_now();
 	int rc;
 
@@ -320,7 +400,7 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 	if (direction < PEN_READ || direction > PEN_WRITE_IN_PLACE)
 		return error_set(err, -EINVAL, "start", "a transfer", -1, "%d is no direction",
 				 (int)direction);
-	rc = path_options(options, &full, err);
+	rc = schedule_options(options, &full, err);
 	if (rc)
 		return rc;
 	if (full.allocate)
@@ -330,21 +410,17 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 				 "only a read can allocate its memory; a write needs bytes in it");
 	rc = check_allocation(device, full.allocate, err);
 	if (!rc)
-		rc = path_choose(direction, device, extents, count, &full, &path, err);
+		rc = schedule_new(direction, device, extents, count, &full, &schedule, err);
 	if (rc)
 		return rc;
-	rc = job_new(direction, device, path, &full, job);
-	if (rc) {
-		path_free(path);
+	rc = job_new(direction, device, schedule, &full, job);
+	if (rc)
 		return error_sys(err, rc, "start", "a transfer", -1);
-	}
 	(*job)->start_ns = start;
-	/* Now, and on this thread: the handle may mean "the stream of the thread that calls". */
-	if (full.stream)
-		rc = device_fence_behind(device, full.stream, &(*job)->after, err);
+	rc = follow_streams(*job, err);
 	/* Host memory, and the memory of a job with nothing to read, can be had at once. */
 	if (!rc && (device->is_host || !(*job)->lane_count))
-		rc = job_allocate(*job, err);
+		rc = job_allocate(*job, 0, err);
 	if (rc) {
 		job_free(*job);
 		*job = NULL;
@@ -369,7 +445,7 @@ void pen_job_poll(struct pen_job *job, struct pen_progress *progress)
 	uint64_t end = atomic_load(&job->end_ns);
 	int state = atomic_load(&job->state);
 
-	progress->total = job->path->plan->bytes;
+	progress->total = job->schedule->plan->bytes;
 	progress->bytes = bytes_so_far(job);
 	progress->seconds = (double)((ended && end ? end : os_now()) - job->start_ns) / 1e9;
 	if (ended && state == PEN_RUNNING)
@@ -390,8 +466,8 @@ static void settle_objects(struct pen_job *job)
 {
 	struct pen_error err;
 
-	for (size_t i = 0; i < job->path->plan->object_count; i++) {
-		struct pen_object *object = job->path->plan->objects[i];
+	for (size_t i = 0; i < job->schedule->plan->object_count; i++) {
+		struct pen_object *object = job->schedule->plan->objects[i];
 
 		/* Who cancelled does not ask whether the file changed meanwhile. */
 		if (atomic_load(&job->state) == PEN_RUNNING && object_unchanged(object, &err))
@@ -429,6 +505,8 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 		full.requests += lane->requests;
 		full.retries += lane->retries;
 		full.storage_bytes += lane->storage_bytes;
+		full.digested_bytes += lane->digested_bytes;
+		full.unverified_bytes += lane->unverified_bytes;
 		cpu += lane->cpu_ns;
 		if (i)
 			hist_merge(latency, &lane->latency);
@@ -440,9 +518,9 @@ static void fill_report(struct pen_job *job, struct pen_report *report)
 	full.cpu_seconds = (double)cpu / 1e9;
 	full.pinned_bytes = job->budget.peak_bytes;
 	text_copy(full.device, sizeof(full.device), job->device->name);
-	/* A way that is not tuned has one size. */
-	if (!setting.size && job->path->way_count)
-		setting.size = job->path->ways[0].size;
+	/* A path that is not tuned has one size. */
+	if (!setting.size && job->schedule->path_count)
+		setting.size = job->schedule->paths[0].size;
 	full.request_size = setting.size;
 	full.depth = setting.depth;
 	full.latency_us_p50 = (double)hist_quantile(latency, 0.50) / 1e3;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/plan.h"
 #include "io/object.h"
+#include "mem/device.h"
 #include "sys/os.h"
 
 /* Beyond this the driver refuses a pitch. */
@@ -15,10 +16,19 @@
 /* One row of one extent. */
 struct flat {
 	uint64_t offset, length;
-	unsigned char *memory;
+	uint64_t memory;	/* in the place, or the byte to fill with */
 	uint64_t group;
-	uint64_t allocation;
-	uint32_t object;
+	uint32_t object, place;
+	bool on_gpu;
+};
+
+/* A table of the objects by their address, open addressing. */
+struct object_table {
+	struct entry {
+		const struct pen_object *object;
+		uint32_t index;
+	} *entries;
+	size_t room;		/* a power of two, more than half of it free */
 };
 
 struct maker {
@@ -27,6 +37,8 @@ struct maker {
 	struct flat *flats;
 	size_t flat_count;
 	size_t *active;		/* flats that reach into the request being cut; room for all */
+	struct object_table table;
+	uint32_t host_place[PLAN_DEVICES];	/* the place of each host device + 1; 0: none yet */
 	struct pen_error *err;
 };
 
@@ -67,53 +79,57 @@ static bool stretch_end(uint64_t start, uint64_t length, uint64_t rows, uint64_t
 	       !__builtin_add_overflow(*end, length, end) && *end <= INT64_MAX;
 }
 
-static int check_extent(struct maker *maker, const struct pen_extent *extent, size_t index)
+static struct pen_device *device_of(const struct maker *maker, const struct pen_extent *extent)
 {
-	struct pen_object *object = extent->object;
-	const char *operation = maker->wishes->write ? "plan a write to" : "plan a read of";
-	uint64_t rows = rows_of(extent), end, memory_end;
+	return extent->device ? extent->device : maker->wishes->device;
+}
 
-	if (!object)
-		return error_set(maker->err, -EINVAL, operation, "", -1, "extent %zu has no object",
-				 index);
+/* Is the extent's memory an offset into what the job will allocate? */
+static bool is_relative(const struct maker *maker, const struct pen_extent *extent)
+{
+	return maker->wishes->allocate && device_of(maker, extent) == maker->wishes->device;
+}
+
+static int check_fields(struct maker *maker, const char *operation,
+			const struct pen_extent *extent, size_t index)
+{
+	const char *name = extent->object->name;
+	int64_t offset = (int64_t)extent->offset;
+
 	for (size_t i = 0; i < sizeof(extent->reserved) / sizeof(extent->reserved[0]); i++)
 		if (extent->reserved[i])
-			return error_set(maker->err, -EINVAL, operation, object->name,
-					 (int64_t)extent->offset,
+			return error_set(maker->err, -EINVAL, operation, name, offset,
 					 "extent %zu has reserved fields that are not zero", index);
-	if (extent->device || extent->flags)
-		return error_set(maker->err, -ENOTSUP, operation, object->name,
-				 (int64_t)extent->offset,
-				 "extent %zu names a device or is a fill", index);
-	if (maker->wishes->write != (object->mode != PEN_READ))
-		return error_set(maker->err, -EBADF, operation, object->name, -1,
-				 "it was opened for %s",
-				 object->mode == PEN_READ ? "reading" : "writing");
-	if (object->committed)
-		return error_set(maker->err, -EBADF, operation, object->name, -1,
-				 "it is committed already");
-	if (rows > 1 && (extent->object_pitch < extent->length ||
-			 extent->memory_pitch < extent->length))
-		return error_set(maker->err, -EINVAL, operation, object->name,
-				 (int64_t)extent->offset,
-				 "extent %zu has a pitch smaller than its rows", index);
+	if (extent->flags & ~PEN_FILL)
+		return error_set(maker->err, -EINVAL, operation, name, offset,
+				 "extent %zu has flags that are not known", index);
+	if (!(extent->flags & PEN_FILL))
+		return 0;
+	if (!maker->wishes->write || extent->memory || extent->device || extent->fill > 255)
+		return error_set(maker->err, -EINVAL, operation, name, offset,
+				 "extent %zu fills: that is for writes, with a byte and no memory",
+				 index);
+	return 0;
+}
+
+/* Memory, and the object's end. */
+static int check_ends(struct maker *maker, const char *operation, const struct pen_extent *extent,
+		      size_t index)
+{
+	struct pen_object *object = extent->object;
+	uint64_t rows = rows_of(extent), end, memory_end;
+
 	if (!stretch_end(extent->offset, extent->length, rows, extent->object_pitch, &end) ||
 	    !stretch_end((uintptr_t)extent->memory, extent->length, rows, extent->memory_pitch,
 			 &memory_end))
 		return error_set(maker->err, -EOVERFLOW, operation, object->name, -1,
 				 "extent %zu is larger than any file or memory", index);
-	if (maker->wishes->groups && extent->group >= maker->wishes->groups)
-		return error_set(maker->err, -EINVAL, operation, object->name,
-				 (int64_t)extent->offset,
-				 "extent %zu is of group %llu of %llu", index,
-				 (unsigned long long)extent->group,
-				 (unsigned long long)maker->wishes->groups);
 	if (!extent->length)
 		return 0;
-	if (!extent->memory && !maker->wishes->relative)
+	if (!extent->memory && !is_relative(maker, extent) && !(extent->flags & PEN_FILL))
 		return error_set(maker->err, -EFAULT, operation, object->name,
 				 (int64_t)extent->offset, "extent %zu has no memory", index);
-	if (maker->wishes->relative && memory_end > maker->wishes->relative_size)
+	if (is_relative(maker, extent) && memory_end > maker->wishes->allocate)
 		return error_set(maker->err, -ERANGE, operation, object->name,
 				 (int64_t)extent->offset,
 				 "extent %zu ends beyond the memory to allocate", index);
@@ -128,19 +144,82 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 	return 0;
 }
 
+static int check_extent(struct maker *maker, const struct pen_extent *extent, size_t index)
+{
+	struct pen_object *object = extent->object;
+	const char *operation = maker->wishes->write ? "plan a write to" : "plan a read of";
+	int rc;
+
+	if (!object)
+		return error_set(maker->err, -EINVAL, operation, "", -1, "extent %zu has no object",
+				 index);
+	rc = check_fields(maker, operation, extent, index);
+	if (rc)
+		return rc;
+	if (maker->wishes->write != (object->mode != PEN_READ))
+		return error_set(maker->err, -EBADF, operation, object->name, -1,
+				 "it was opened for %s",
+				 object->mode == PEN_READ ? "reading" : "writing");
+	if (object->committed)
+		return error_set(maker->err, -EBADF, operation, object->name, -1,
+				 "it is committed already");
+	if (rows_of(extent) > 1 && (extent->object_pitch < extent->length ||
+				    extent->memory_pitch < extent->length))
+		return error_set(maker->err, -EINVAL, operation, object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu has a pitch smaller than its rows", index);
+	if (maker->wishes->groups && extent->group >= maker->wishes->groups)
+		return error_set(maker->err, -EINVAL, operation, object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu is of group %llu of %llu", index,
+				 (unsigned long long)extent->group,
+				 (unsigned long long)maker->wishes->groups);
+	return check_ends(maker, operation, extent, index);
+}
+
+/* ------------------------------------------------------------- objects, devices, places -- */
+
+/* Where an object is in the table, or would be. */
+static struct entry *find_entry(struct object_table *table, const struct pen_object *object)
+{
+	size_t at = (size_t)((uintptr_t)object * 0x9e3779b97f4a7c15ull >> 20);
+
+	for (;; at++) {
+		struct entry *entry = &table->entries[at & (table->room - 1)];
+
+		if (!entry->object || entry->object == object)
+			return entry;
+	}
+}
+
+static int grow_table(struct object_table *table)
+{
+	struct object_table grown = { .room = table->room ? table->room * 4 : 64 };
+
+	grown.entries = os_calloc(grown.room, sizeof(grown.entries[0]));
+	if (!grown.entries)
+		return -ENOMEM;
+	for (size_t i = 0; i < table->room; i++)
+		if (table->entries[i].object)
+			*find_entry(&grown, table->entries[i].object) = table->entries[i];
+	free(table->entries);
+	*table = grown;
+	return 0;
+}
+
 /* The object's index in the plan; extents mostly name the same one again. */
 static int object_index(struct maker *maker, struct pen_object *object, uint32_t *index)
 {
 	struct plan *plan = maker->plan;
-	size_t i;
+	struct entry *entry;
 
 	if (plan->object_count && plan->objects[*index] == object)
 		return 0;
-	for (i = 0; i < plan->object_count; i++)
-		if (plan->objects[i] == object)
-			break;
-	*index = (uint32_t)i;
-	if (i < plan->object_count)
+	if (maker->table.room <= 2 * plan->object_count && grow_table(&maker->table))
+		return no_memory(maker);
+	entry = find_entry(&maker->table, object);
+	*index = entry->index;
+	if (entry->object)
 		return 0;
 	if (make_room((void **)&plan->objects, &plan->object_room, plan->object_count,
 		      sizeof(plan->objects[0])))
@@ -149,15 +228,84 @@ static int object_index(struct maker *maker, struct pen_object *object, uint32_t
 		return error_set(maker->err, -EINVAL, "plan", object->name, -1,
 				 "one transfer cannot mix %s and %s objects",
 				 plan->objects[0]->ops->kind, object->ops->kind);
+	*index = (uint32_t)plan->object_count;
+	*entry = (struct entry){ object, *index };
 	plan->objects[plan->object_count++] = object;
+	return 0;
+}
+
+static int device_index(struct maker *maker, struct pen_device *device, uint32_t *index)
+{
+	struct plan *plan = maker->plan;
+
+	for (*index = 0; *index < plan->device_count; ++*index)
+		if (plan->devices[*index] == device)
+			return 0;
+	if (plan->device_count == PLAN_DEVICES)
+		return error_set(maker->err, -E2BIG, "plan", "the transfer", -1,
+				 "one transfer cannot use more than %d devices", PLAN_DEVICES);
+	plan->devices[plan->device_count++] = device;
+	return 0;
+}
+
+static int add_place(struct maker *maker, uintptr_t base, uint32_t device, uint32_t *index)
+{
+	struct plan *plan = maker->plan;
+
+	if (plan->place_count == PLACE_FILL ||
+	    make_room((void **)&plan->places, &plan->place_room, plan->place_count,
+		      sizeof(plan->places[0])))
+		return no_memory(maker);
+	*index = (uint32_t)plan->place_count++;
+	plan->places[*index].base = base;
+	plan->places[*index].device = device;
+	return 0;
+}
+
+/* The place of an extent's memory, and where in it the memory begins. */
+static int find_place(struct maker *maker, const struct pen_extent *extent, struct flat *flat)
+{
+	struct plan *plan = maker->plan;
+	uintptr_t address = (uintptr_t)extent->memory;
+	uint64_t bytes = rows_of(extent) * extent->length;
+	uint32_t device;
+	int rc;
+
+	if (extent->flags & PEN_FILL) {
+		flat->place = PLACE_FILL;
+		flat->memory = extent->fill;
+		flat->on_gpu = false;
+		plan->fill_bytes += bytes;
+		return 0;
+	}
+	rc = device_index(maker, device_of(maker, extent), &device);
+	if (rc)
+		return rc;
+	plan->device_bytes[device] += bytes;
+	flat->on_gpu = !plan->devices[device]->is_host;
+	flat->memory = address;
+	/* The first place is what the job allocates. */
+	if (is_relative(maker, extent)) {
+		flat->place = 0;
+		return 0;
+	}
+	if (flat->on_gpu) {
+		flat->memory = 0;
+		return add_place(maker, address, device, &flat->place);
+	}
+	if (!maker->host_place[device]) {
+		rc = add_place(maker, 0, device, &flat->place);
+		maker->host_place[device] = flat->place + 1;
+		return rc;
+	}
+	flat->place = maker->host_place[device] - 1;
 	return 0;
 }
 
 static int flatten(struct maker *maker, const struct pen_extent *extents, size_t count)
 {
-	uintptr_t base = maker->wishes->relative ? PLAN_RELATIVE : 0;
 	size_t total = 0;
-	uint32_t object = 0;
+	uint32_t object = 0, first;
 	int rc;
 
 	for (size_t i = 0; i < count; i++) {
@@ -172,28 +320,28 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 	maker->active = os_calloc(total ? total : 1, sizeof(maker->active[0]));
 	if (!maker->flats || !maker->active)
 		return no_memory(maker);
-	for (size_t i = 0; i < count; i++) {
+	rc = device_index(maker, maker->wishes->device, &first);
+	if (!rc && maker->wishes->allocate)
+		rc = add_place(maker, 0, first, &first);
+	for (size_t i = 0; i < count && !rc; i++) {
 		const struct pen_extent *extent = &extents[i];
+		struct flat flat = { .length = extent->length, .group = extent->group };
 
 		if (!extent->length)
 			continue;
 		rc = object_index(maker, extent->object, &object);
-		if (rc)
-			return rc;
-		for (uint64_t row = 0; row < rows_of(extent); row++) {
-			struct flat *flat = &maker->flats[maker->flat_count++];
-
-			flat->offset = extent->offset + row * extent->object_pitch;
-			flat->length = extent->length;
-			flat->memory = (unsigned char *)(base + (uintptr_t)extent->memory +
-							 row * extent->memory_pitch);
-			flat->group = extent->group;
-			flat->allocation = maker->wishes->one_memory ? 0 : i;
-			flat->object = object;
-			maker->plan->bytes += extent->length;
+		if (!rc)
+			rc = find_place(maker, extent, &flat);
+		flat.object = object;
+		for (uint64_t row = 0; row < rows_of(extent) && !rc; row++) {
+			flat.offset = extent->offset + row * extent->object_pitch;
+			maker->flats[maker->flat_count++] = flat;
+			if (flat.place != PLACE_FILL)
+				flat.memory += extent->memory_pitch;
 		}
+		maker->plan->bytes += extent->length * rows_of(extent);
 	}
-	return 0;
+	return rc;
 }
 
 static int by_place(const void *left, const void *right)
@@ -217,43 +365,51 @@ static void sort(struct maker *maker)
 		}
 }
 
-/* Add a copy to the request being made, folding it into the last one where they form one
- * stretch, or rows at a constant distance. */
-static int add_copy(struct maker *maker, struct plan_request *request, uint64_t at,
-		    unsigned char *memory, uint64_t width, uint64_t allocation)
+/* Do two stretches of a place, or of constant bytes, go on one after the other? */
+static bool goes_on(uint32_t place, uint64_t offset, uint64_t width, uint32_t next_place,
+		    uint64_t next_offset)
+{
+	return place == next_place &&
+	       next_offset == (place == PLACE_FILL ? offset : offset + width);
+}
+
+/* Fold a copy into the last one where they form rows at a constant distance. */
+static bool folds(struct plan_copy *last, const struct plan_copy *copy)
+{
+	uint64_t rows = last->rows;
+	uint64_t at_pitch = rows > 1 ? last->at_pitch : copy->at - last->at;
+	uint64_t memory_pitch = rows > 1 ? last->memory_pitch : copy->offset - last->offset;
+
+	if (last->place != copy->place || last->place == PLACE_FILL ||
+	    last->width != copy->width || at_pitch < copy->width || at_pitch > PITCH_MAX ||
+	    memory_pitch < copy->width || memory_pitch > PITCH_MAX ||
+	    copy->at != last->at + rows * at_pitch ||
+	    copy->offset != last->offset + rows * memory_pitch)
+		return false;
+	last->rows++;
+	last->at_pitch = at_pitch;
+	last->memory_pitch = memory_pitch;
+	return true;
+}
+
+/* Add a copy to the request being made, as part of the last one where that can be. */
+static int add_copy(struct maker *maker, struct plan_request *request, struct plan_copy copy)
 {
 	struct plan *plan = maker->plan;
 	struct plan_copy *last = request->copy_count ? &plan->copies[plan->copy_count - 1] : NULL;
 
-	if (last && last->allocation != allocation)
-		last = NULL;
-	if (last && last->rows == 1 && last->at + last->width == at &&
-	    last->memory + last->width == memory) {
-		last->width += width;
+	if (last && last->rows == 1 && last->at + last->width == copy.at &&
+	    goes_on(last->place, last->offset, last->width, copy.place, copy.offset)) {
+		last->width += copy.width;
 		return 0;
 	}
-	if (last && last->width == width && !maker->wishes->placed) {
-		uint64_t rows = last->rows;
-		uint64_t at_pitch = rows > 1 ? last->at_pitch : at - last->at;
-		uint64_t memory_pitch = rows > 1 ? last->memory_pitch
-						 : (uint64_t)(memory - last->memory);
-
-		if (at_pitch >= width && at_pitch <= PITCH_MAX && memory_pitch >= width &&
-		    memory_pitch <= PITCH_MAX && at == last->at + rows * at_pitch &&
-		    memory == last->memory + rows * memory_pitch) {
-			last->rows++;
-			last->at_pitch = at_pitch;
-			last->memory_pitch = memory_pitch;
-			return 0;
-		}
-	}
+	if (last && !maker->wishes->straight && folds(last, &copy))
+		return 0;
 	if (plan->copy_count == UINT32_MAX ||
 	    make_room((void **)&plan->copies, &plan->copy_room, plan->copy_count,
 		      sizeof(plan->copies[0])))
 		return no_memory(maker);
-	plan->copies[plan->copy_count++] = (struct plan_copy){
-		.at = at, .memory = memory, .width = width, .rows = 1, .allocation = allocation,
-	};
+	plan->copies[plan->copy_count++] = copy;
 	request->copy_count++;
 	return 0;
 }
@@ -279,34 +435,6 @@ static int add_mark(struct maker *maker, struct plan_request *request, uint64_t 
 	return 0;
 }
 
-/* Where a request that starts at `from` must end at the latest. */
-static uint64_t cut_after(struct maker *maker, uint64_t from, uint64_t end, uint32_t align,
-			  bool *edge)
-{
-	uint64_t unit = maker->wishes->unit, cut = (from / unit + 1) * unit;
-
-	*edge = false;
-	if (cut > end)
-		cut = end;
-	if (!maker->wishes->write || !align)
-		return cut;
-	/* A write keeps its ragged ends apart, so that all between can go direct. */
-	if (from % align) {
-		uint64_t next = (from / align + 1) * align;
-
-		*edge = true;
-		return next < cut ? next : cut;
-	}
-	if (cut % align) {
-		uint64_t whole = cut / align * align;
-
-		if (whole > from)
-			return whole;
-		*edge = true;
-	}
-	return cut;
-}
-
 /* Copies for each active flat's part of the request, which ends at `to`; those that end there are
  * active no longer. */
 static int add_copies(struct maker *maker, struct plan_request *request, uint64_t to,
@@ -325,8 +453,14 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 			maker->active[kept++] = maker->active[i];
 			stop = to;
 		}
-		rc = add_copy(maker, request, begin - from, flat->memory + (begin - flat->offset),
-			      stop - begin, flat->allocation);
+		rc = add_copy(maker, request, (struct plan_copy){
+			.at = begin - from,
+			.offset = flat->place == PLACE_FILL ? flat->memory
+							    : flat->memory + (begin - flat->offset),
+			.width = stop - begin,
+			.rows = 1,
+			.place = flat->place,
+		});
 		if (!rc)
 			rc = add_mark(maker, request, flat->group, stop - begin);
 		if (rc)
@@ -341,16 +475,16 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 {
 	struct plan *plan = maker->plan;
 	uint32_t object = maker->flats[first].object;
-	uint32_t align = plan->objects[object]->info.offset_align;
-	uint64_t from = start, to;
+	uint64_t unit = maker->wishes->unit, from = start, to;
 	size_t active = 0, next = first;
 	int rc;
 
 	for (; from < end; from = to) {
 		struct plan_request *request;
-		bool edge;
 
-		to = cut_after(maker, from, end, align, &edge);
+		to = (from / unit + 1) * unit;
+		if (to > end)
+			to = end;
 		if (plan->request_count == UINT32_MAX ||
 		    make_room((void **)&plan->requests, &plan->request_room, plan->request_count,
 			      sizeof(plan->requests[0])))
@@ -362,7 +496,6 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 			.object = object,
 			.first_copy = (uint32_t)plan->copy_count,
 			.first_mark = (uint32_t)plan->mark_count,
-			.edge = edge,
 		};
 		while (next < last && maker->flats[next].offset < to)
 			maker->active[active++] = next++;
@@ -381,9 +514,9 @@ static bool joins(struct maker *maker, const struct flat *last, const struct fla
 {
 	if (next->object != last->object)
 		return false;
-	if (maker->wishes->placed)
-		return next->offset == end && next->memory == last->memory + last->length &&
-		       next->allocation == last->allocation;
+	if (maker->wishes->straight && (last->on_gpu || next->on_gpu))
+		return next->offset == end &&
+		       goes_on(last->place, last->memory, last->length, next->place, next->memory);
 	if (maker->wishes->write)
 		return next->offset == end;
 	return next->offset <= end || next->offset - end <= maker->wishes->gap;
@@ -444,6 +577,7 @@ int plan_new(const struct pen_extent *extents, size_t count, const struct plan_w
 	}
 	free(maker.flats);
 	free(maker.active);
+	free(maker.table.entries);
 	if (rc) {
 		plan_free(maker.plan);
 		return rc;
@@ -457,8 +591,33 @@ void plan_free(struct plan *plan)
 	if (!plan)
 		return;
 	free(plan->objects);
+	free(plan->places);
 	free(plan->requests);
 	free(plan->copies);
 	free(plan->marks);
 	free(plan);
+}
+
+bool plan_is_stretch(const struct plan *plan, uint32_t request)
+{
+	const struct plan_request *whole = &plan->requests[request];
+	const struct plan_copy *copy = &plan->copies[whole->first_copy];
+
+	return whole->copy_count == 1 && copy->rows == 1 && copy->width == whole->length &&
+	       copy->place != PLACE_FILL;
+}
+
+bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next)
+{
+	const struct plan_copy *a = &plan->copies[plan->requests[last].first_copy];
+	const struct plan_copy *b = &plan->copies[plan->requests[next].first_copy];
+
+	return plan_is_stretch(plan, last) && plan_is_stretch(plan, next) &&
+	       goes_on(a->place, a->offset, a->width, b->place, b->offset);
+}
+
+bool plan_on_gpu(const struct plan *plan, uint32_t request)
+{
+	return plan_is_stretch(plan, request) &&
+	       !plan_device(plan, &plan->copies[plan->requests[request].first_copy])->is_host;
 }

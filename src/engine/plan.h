@@ -5,27 +5,44 @@
  * A plan is what a job will do, made once, before any I/O, by a pure function: the extents sorted,
  * neighbours merged, cut into requests, each with the copies that scatter it (or gather it).
  *
+ * A copy's memory is an offset into a place. A place is one piece of memory of one device: all of
+ * the host's, one extent's on a GPU (two extents that meet there may still be two allocations, and
+ * no copy may reach from one into the other), or what the job will allocate, whose address nobody
+ * knows yet. Constant bytes have no place at all.
+ *
  * Invariants
- *   1. Requests are in order of (object, offset) and do not overlap, except where `placed`.
+ *   1. Requests are in order of (object, offset) and do not overlap, except where `straight`.
  *   2. No request crosses a multiple of `unit` of its object. So a lane may merge neighbours into
- *      one larger request at run time, but never has to cut one.
- *   3. A request of a write is either aligned at both ends or marked as an edge, and has no byte
- *      that no copy fills.
+ *      one larger request at run time, but never has to cut one; and a chunk of at most `unit`
+ *      bytes that is read or written whole lies in one request.
+ *   3. A request of a write has no byte that no copy fills.
  *   4. The copies of a request together move each byte of each extent exactly once.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "penstock.h"
 
+/* Devices of one plan. */
+#define PLAN_DEVICES 16
+
+struct plan_place {
+	_Atomic uintptr_t base;	/* where it begins; 0 until the job has allocated it */
+	uint32_t device;	/* index into plan->devices */
+};
+
+/* The place of constant bytes: `offset` is then the byte. */
+#define PLACE_FILL UINT32_MAX
+
 /* `rows` rows of `width` bytes between the request's buffer and memory. */
 struct plan_copy {
 	uint64_t at;		/* in the buffer, from the request's first byte */
-	unsigned char *memory;
+	uint64_t offset;	/* in the place */
 	uint64_t width;
 	uint64_t rows;
 	uint64_t at_pitch, memory_pitch;	/* between rows; unused where rows is 1 */
-	uint64_t allocation;	/* copies with the same number may become one */
+	uint32_t place;
 };
 
 /* Bytes of a request that belong to one group, where somebody asks when groups are complete. */
@@ -39,39 +56,63 @@ struct plan_request {
 	uint32_t object;	/* index into plan->objects */
 	uint32_t first_copy, copy_count;
 	uint32_t first_mark, mark_count;
-	bool edge;		/* a write that O_DIRECT cannot do */
 };
 
 struct plan {
 	struct pen_object **objects;
 	size_t object_count, object_room;
+	struct pen_device *devices[PLAN_DEVICES];	/* the job's own first */
+	uint64_t device_bytes[PLAN_DEVICES];	/* of memory, moved */
+	unsigned int device_count;
+	struct plan_place *places;
+	size_t place_count, place_room;
 	struct plan_request *requests;
 	size_t request_count, request_room;
 	struct plan_copy *copies;
 	size_t copy_count, copy_room;
 	struct plan_mark *marks;
 	size_t mark_count, mark_room;
-	uint64_t bytes;		/* in memory */
+	uint64_t bytes;		/* in memory, or constant */
+	uint64_t fill_bytes;	/* of them, constant */
 };
 
-/* What stands in a plan for the first byte of memory that is allocated later. */
-#define PLAN_RELATIVE ((uintptr_t)1 << 32)
-
 struct plan_wishes {
+	struct pen_device *device;	/* of extents that name none */
 	bool write;
-	bool relative;		/* memory is an offset into what the job will allocate ... */
-	uint64_t relative_size;	/* ... which will have this size */
-	bool placed;		/* each request goes straight to one stretch of memory */
-	bool one_memory;	/* a copy may reach from one extent's memory into the next one's; a
-				   GPU refuses that where they were allocated one by one */
+	uint64_t allocate;	/* not 0: the job's device will have this much, in one place, and
+				   the memory of its extents is an offset into it */
+	bool straight;		/* what is on a GPU travels straight between there and the store:
+				   each request of it is one stretch of one place */
 	uint64_t unit;		/* power of two; most bytes of one request */
 	uint64_t gap;		/* read through holes up to this */
-	uint64_t groups;		/* extents' groups are below this; 0: nobody asks */
+	uint64_t groups;	/* extents' groups are below this; 0: nobody asks */
 };
 
 /* 0 and a plan, or a refusal in words. */
 int plan_new(const struct pen_extent *extents, size_t count, const struct plan_wishes *wishes,
 	     struct plan **plan, struct pen_error *err);
 void plan_free(struct plan *plan);
+
+/* The device of a copy's memory; NULL for constant bytes. */
+static inline struct pen_device *plan_device(const struct plan *plan, const struct plan_copy *copy)
+{
+	return copy->place == PLACE_FILL ? NULL
+					 : plan->devices[plan->places[copy->place].device];
+}
+
+/* Where a copy's memory lies; not before the job has it. */
+static inline unsigned char *plan_memory(const struct plan *plan, const struct plan_copy *copy)
+{
+	return (unsigned char *)(atomic_load_explicit(&plan->places[copy->place].base,
+						      memory_order_relaxed) +
+				 (uintptr_t)copy->offset);
+}
+
+/* Is the request one stretch of memory, no more and no less? */
+bool plan_is_stretch(const struct plan *plan, uint32_t request);
+/* Does that stretch go on from one request to the next? */
+bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next);
+/* Is the request one stretch of the memory of a GPU? */
+bool plan_on_gpu(const struct plan *plan, uint32_t request);
 
 #endif

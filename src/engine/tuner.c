@@ -82,15 +82,18 @@ static void apply(struct tuner *tuner, struct tuner_setting setting)
 }
 
 void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
-		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max)
+		struct tuner_limits limits)
 {
-	struct tuner_setting start = { START_SIZE, START_DEPTH };
+	struct tuner_setting start = { limits.size_best ? limits.size_best : START_SIZE,
+				       START_DEPTH };
 
 	memset(tuner, 0, sizeof(*tuner));
-	tuner->size_min = size_max < SIZE_MIN ? size_max : SIZE_MIN;
-	tuner->size_max = size_max;
-	tuner->depth_max = depth_max;
-	tuner->bytes_max = bytes_max;
+	tuner->size_min = limits.size_least ? limits.size_least : SIZE_MIN;
+	if (tuner->size_min > limits.size_max)
+		tuner->size_min = limits.size_max;
+	tuner->size_max = limits.size_max;
+	tuner->depth_max = limits.depth_max;
+	tuner->bytes_max = limits.bytes_max;
 	snprintf(tuner->store, sizeof(tuner->store), "%c %s", write ? 'w' : 'r', store);
 	pthread_mutex_lock(&memory_lock);
 	for (unsigned int i = 0; i < STORES_MAX; i++)

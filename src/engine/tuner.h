@@ -51,9 +51,17 @@ struct tuner {
 	unsigned int steps, moves_kept;	/* for tests and the curious */
 };
 
+/* Within what it may look; a size is that of one request, 0 where there is no wish. */
+struct tuner_limits {
+	uint32_t size_least;	/* smaller ones are not worth it to the store */
+	uint32_t size_best;	/* where an unknown store begins */
+	uint32_t size_max, depth_max;
+	uint64_t bytes_max;	/* in flight */
+};
+
 /* `wished` has 0 where the tuner shall decide. */
 void tuner_init(struct tuner *tuner, const char *store, bool write, struct tuner_setting wished,
-		uint32_t size_max, uint32_t depth_max, uint64_t bytes_max);
+		struct tuner_limits limits);
 
 struct tuner_setting tuner_get(const struct tuner *tuner);
 

@@ -368,18 +368,22 @@ static int open_single(struct pen_model *model, const char *path, struct pen_err
 	return rc ? rc : merge(model, path, NULL, err);
 }
 
+static int no_index(const char *path, struct pen_error *err)
+{
+	words_bad(err, path, -1, "it is not a file of at most %u bytes, as an index is",
+		  INDEX_SIZE_MAX);
+	error_hint(err, "Name a folder, a .safetensors file or an index");
+	return -EBADMSG;
+}
+
 static int read_index_from(struct pen_object *object, struct index **index, struct pen_error *err)
 {
 	uint64_t size = pen_object_size(object);
 	char *bytes;
 	int rc;
 
-	if (size > INDEX_SIZE_MAX) {
-		words_bad(err, object->name, -1,
-			  "it is not a file of at most %u bytes, as an index is", INDEX_SIZE_MAX);
-		error_hint(err, "Name a folder, a .safetensors file or an index");
-		return -EBADMSG;
-	}
+	if (size > INDEX_SIZE_MAX)
+		return no_index(object->name, err);
 	bytes = os_calloc(1, (size_t)size + 1);
 	if (!bytes)
 		return no_memory(object->name, err);
@@ -395,6 +399,9 @@ static int read_index(int start, const char *path, struct index **index, struct 
 	struct pen_object *object;
 	int rc = object_open(start, path, PEN_READ, 0, &object, err);
 
+	/* A pipe, a device, a folder. */
+	if (rc == -ESPIPE || rc == -EISDIR)
+		return no_index(path, err);
 	if (rc)
 		return rc;
 	rc = read_index_from(object, index, err);

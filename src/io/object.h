@@ -27,7 +27,7 @@ struct object_info {
 	uint64_t size;
 	uint32_t request_least;	/* bytes that make a request worth its cost, a power of two */
 	uint32_t request_best;	/* where to begin looking for the best size, a power of two */
-	uint32_t request_most;	/* bytes that it takes at once */
+	uint32_t request_most;	/* bytes that it takes at once, a power of two */
 	bool resend_whole;	/* what came home short is sent again from its first byte */
 	uint32_t retries;	/* of one request that failed in a way that may pass ... */
 	uint64_t retry_ns;	/* ... the first after this, each further one after twice as long */

@@ -33,7 +33,7 @@ struct queue_request {
 	size_t length;			/* bytes that must move */
 	size_t room;			/* >= length: a direct read may ask for this much, for
 					   alignment; what is past length is not needed */
-	unsigned char *buffer;		/* host memory; device memory where ops->placed; set by the
+	unsigned char *buffer;		/* host memory; device memory where ops->on_device; set by the
 					   queue itself where ops->lends */
 	int buffer_index;		/* of the attached piece that holds the buffer, or -1 */
 	bool write;
@@ -45,18 +45,20 @@ struct queue_request {
 	int result;			/* 0, or a negative errno */
 	size_t done;			/* bytes moved, when result is 0; up to room */
 	uint64_t started_ns, ended_ns;	/* os_now() at submit and at completion */
-	struct pen_error error;		/* where result < 0 and the queue knows more */
 
 	/* The queue's own, while queued. */
 	struct queue_request *next;
 	uint64_t due_ns;
 	void *mapping;
 	size_t mapping_size;
-	uint32_t slot;
+
+	/* Where result < 0 and the queue knows more. Large, so it is last: who prepares a request
+	 * clears what comes before it. */
+	struct pen_error error;
 };
 
 struct queue_setup {
-	struct pen_device *device;	/* where the bytes go; for placed and lending queues */
+	struct pen_device *device;	/* where the bytes go; for queues on the device and those that lend */
 	unsigned int depth;		/* most requests ever queued at once */
 	unsigned int pieces;		/* most pieces ever attached */
 	int transfer;			/* cufile's flavour: PEN_GPU_DIRECT or another of its */
@@ -68,8 +70,9 @@ struct queue;
 
 struct queue_ops {
 	const char *name;
-	bool placed;	/* buffers are device memory; nothing is staged */
+	bool on_device;	/* buffers are device memory; nothing is staged */
 	bool lends;	/* the queue provides the buffer; release() takes it back */
+	bool waits;	/* submit() does the work: one request at a time */
 
 	/* Lane's thread, once. May be slow. */
 	int (*init)(struct queue *queue, const struct queue_setup *setup, struct pen_error *err);

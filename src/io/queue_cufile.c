@@ -484,7 +484,7 @@ static int init(struct queue *queue, const struct queue_setup *setup, struct pen
 	return rc;
 }
 
-/* For a placed queue a piece is device memory. Registered memory spares the library a copy on
+/* For a queue on the device a piece is device memory. Registered memory spares the library a copy on
  * the GPU; in compatibility mode there is nothing to gain. */
 static void attach(struct queue *queue, unsigned int index, void *memory, size_t size)
 {
@@ -603,7 +603,7 @@ static unsigned int reap(struct queue *queue, struct queue_request **requests, u
 
 const struct queue_ops queue_cufile_ops = {
 	.name = "cufile",
-	.placed = true,
+	.on_device = true,
 	.init = init,
 	.attach = attach,
 	.submit = submit,

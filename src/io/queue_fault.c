@@ -215,7 +215,7 @@ static void count_hit(struct queue *queue)
 /* Flip one bit in memory the CPU may touch; the page cache and the GPU's memory are left alone. */
 static void flip(struct queue *queue, struct queue_request *request)
 {
-	if (!queue->inner->placed && !queue->inner->lends)
+	if (!queue->inner->on_device && !queue->inner->lends)
 		request->buffer[request->length / 2] ^= 1;
 }
 

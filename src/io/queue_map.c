@@ -79,6 +79,7 @@ static void map_fini(struct queue *queue)
 
 const struct queue_ops queue_map_ops = {
 	.name = "map",
+	.waits = true,
 	.lends = true,
 	.init = map_init,
 	.attach = queue_attach_nothing,

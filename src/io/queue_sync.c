@@ -50,6 +50,7 @@ static void sync_fini(struct queue *queue)
 
 const struct queue_ops queue_sync_ops = {
 	.name = "sync",
+	.waits = true,
 	.init = sync_init,
 	.attach = queue_attach_nothing,
 	.submit = sync_submit,

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "mem/device.h"
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "sys/os.h"
 
 #define GPU_INDEX_MAX 255

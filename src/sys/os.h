@@ -98,7 +98,7 @@ void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
 enum os_fork_place {
 	OS_FORK_DEVICES,	/* mem/device.c */
 	OS_FORK_CUDA,		/* sys/cuda.c */
-	OS_FORK_POOL,		/* mem/ring.c */
+	OS_FORK_POOL,		/* mem/pool.c */
 	OS_FORK_TUNER,		/* engine/tuner.c */
 	OS_FORK_URING,		/* io/queue_uring.c */
 	OS_FORK_CUFILE,		/* sys/cufile.c; its lock is held where forks may happen */

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <time.h>
 #include "kit.h"
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "sys/fault.h"
 
 static atomic_uint lane_allocations, calls;

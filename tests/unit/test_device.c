@@ -8,7 +8,7 @@
 #include "base/pattern.h"
 #include "fake_gpu.h"
 #include "mem/device.h"
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "penstock.h"
 #include "sys/cuda.h"
 #include "sys/fault.h"

@@ -14,7 +14,7 @@
 #include "fake_gpu.h"
 #include "io/queue.h"
 #include "mem/device.h"
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "penstock.h"
 #include "scratch.h"
 #include "sys/cuda.h"
@@ -367,7 +367,9 @@ static void *trim(void *unused)
 
 	while (!stop) {
 		pen_trim();
-		tuner_init(&tuner, "store", false, (struct tuner_setting){ 0 }, 1 << 20, 8, MIB);
+		tuner_init(&tuner, "store", false, (struct tuner_setting){ 0 },
+			   (struct tuner_limits){ .size_max = 1 << 20, .depth_max = 8,
+						  .bytes_max = MIB });
 		tuner_forget();
 		if (!cufile_open(NULL))
 			cufile_close();

@@ -49,6 +49,14 @@ AT(pen_options, allocated, 72);
 AT(pen_options, groups, 80);
 AT(pen_options, streams, 88);
 AT(pen_options, stream_count, 96);
+AT(pen_options, digests, 104);
+AT(pen_options, digest_count, 112);
+
+SIZE(pen_digests, 80);
+AT(pen_digests, chunk, 8);
+AT(pen_digests, values, 24);
+AT(pen_digests, states, 32);
+AT(pen_digests, kind, 40);
 
 SIZE(pen_stream, 32);
 SIZE(pen_path, 248);
@@ -64,6 +72,7 @@ AT(pen_report, latency_us_p50, 136);
 AT(pen_report, path_count, 168);
 AT(pen_report, paths, 176);
 AT(pen_report, refused, 176 + 12 * 248);
+AT(pen_report, digested_bytes, 176 + 24 * 248);
 
 SIZE(pen_progress, 32);
 

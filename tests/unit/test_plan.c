@@ -7,6 +7,7 @@
 #include <errno.h>
 #include "engine/plan.h"
 #include "io/object.h"
+#include "mem/device.h"
 #include "sys/os.h"
 #include "test.h"
 
@@ -15,6 +16,8 @@
 #define ARENA (1u << 20)
 #define EXTENTS 24
 
+/* Devices in name only: a plan moves nothing. */
+static struct pen_device host = { .name = "host", .is_host = true }, gpus[2];
 static struct pen_object objects[OBJECTS];
 static unsigned char stores[OBJECTS][STORE], wanted_stores[OBJECTS][STORE];
 static unsigned char arena[ARENA], wanted_arena[ARENA];
@@ -50,8 +53,7 @@ static void set_up(bool write, uint32_t align, uint64_t unit, uint64_t gap)
 		objects[i].fd = objects[i].direct_fd = -1;
 	}
 	extent_count = 0;
-	wishes = (struct plan_wishes){ .write = write, .unit = unit, .gap = gap,
-				       .one_memory = true };
+	wishes = (struct plan_wishes){ .device = &host, .write = write, .unit = unit, .gap = gap };
 }
 
 static void add(int object, uint64_t offset, uint64_t length, uint64_t at)
@@ -61,6 +63,14 @@ static void add(int object, uint64_t offset, uint64_t length, uint64_t at)
 		.offset = offset,
 		.length = length,
 		.memory = arena + at,
+	};
+}
+
+static void add_fill(int object, uint64_t offset, uint64_t length, uint32_t byte)
+{
+	extents[extent_count++] = (struct pen_extent){
+		.object = &objects[object], .offset = offset, .length = length,
+		.flags = PEN_FILL, .fill = byte,
 	};
 }
 
@@ -100,9 +110,11 @@ static int refused(void)
 	return rc;
 }
 
-/* What the extents say, one by one. */
-static void run_extents(void)
+/* What the extents say, one by one; returns how many bytes are constant. */
+static uint64_t run_extents(void)
 {
+	uint64_t fill_bytes = 0;
+
 	memcpy(wanted_arena, arena, ARENA);
 	memcpy(wanted_stores, stores, sizeof(stores));
 	memset(wanted_touched, 0, ARENA);
@@ -115,6 +127,11 @@ static void run_extents(void)
 			size_t at = (size_t)((unsigned char *)e->memory - arena) +
 				    row * e->memory_pitch;
 
+			if (e->flags & PEN_FILL) {
+				memset(&wanted_stores[object][offset], (int)e->fill, e->length);
+				fill_bytes += e->length;
+				continue;
+			}
 			if (wishes.write)
 				memcpy(&wanted_stores[object][offset], arena + at, e->length);
 			else
@@ -123,6 +140,28 @@ static void run_extents(void)
 				wanted_touched[at + b]++;
 		}
 	}
+	return fill_bytes;
+}
+
+/* A row of a copy, into a request's buffer or out of it. */
+static void run_row(const struct plan *plan, const struct plan_copy *copy, uint64_t row,
+		    unsigned char *bytes)
+{
+	unsigned char *memory;
+
+	if (copy->place == PLACE_FILL) {
+		CHECK(wishes.write && copy->rows == 1);
+		memset(bytes, (int)copy->offset, copy->width);
+		return;
+	}
+	memory = plan_memory(plan, copy) + row * copy->memory_pitch;
+	CHECK(memory >= arena && memory + copy->width <= arena + ARENA);
+	if (wishes.write)
+		memcpy(bytes, memory, copy->width);
+	else
+		memcpy(memory, bytes, copy->width);
+	for (uint64_t b = 0; b < copy->width; b++)
+		touched[memory - arena + b]++;
 }
 
 static void run_request(const struct plan *plan, const struct plan_request *request)
@@ -139,18 +178,11 @@ static void run_request(const struct plan *plan, const struct plan_request *requ
 		CHECK(copy->rows >= 1 && copy->width >= 1);
 		for (uint64_t row = 0; row < copy->rows; row++) {
 			uint64_t at = copy->at + row * copy->at_pitch;
-			unsigned char *memory = copy->memory + row * copy->memory_pitch;
 
 			CHECK(at + copy->width <= request->length);
-			CHECK(memory >= arena && memory + copy->width <= arena + ARENA);
-			if (wishes.write)
-				memcpy(buffer + at, memory, copy->width);
-			else
-				memcpy(memory, buffer + at, copy->width);
-			for (uint64_t b = 0; b < copy->width; b++) {
+			run_row(plan, copy, row, buffer + at);
+			for (uint64_t b = 0; b < copy->width; b++)
 				filled[at + b]++;
-				touched[memory - arena + b]++;
-			}
 		}
 	}
 	if (!wishes.write)
@@ -161,32 +193,51 @@ static void run_request(const struct plan *plan, const struct plan_request *requ
 	memcpy(&stores[object][request->offset], buffer, request->length);
 }
 
+static void check_inside_one_extent(const struct plan *plan, const struct plan_copy *copy)
+{
+	const unsigned char *begin, *end;
+
+	if (copy->place == PLACE_FILL || plan_device(plan, copy)->is_host)
+		return;
+	begin = plan_memory(plan, copy);
+	end = begin + (copy->rows - 1) * copy->memory_pitch + copy->width;
+	for (size_t i = 0; i < extent_count; i++) {
+		const struct pen_extent *e = &extents[i];
+		const unsigned char *from = e->memory;
+		uint64_t rows = e->rows ? e->rows : 1;
+
+		if (!(e->flags & PEN_FILL) && begin >= from &&
+		    end <= from + (rows - 1) * e->memory_pitch + e->length &&
+		    plan_device(plan, copy) == (e->device ? e->device : wishes.device))
+			return;
+	}
+	CHECK(!"a copy that lies in one extent");
+}
+
 static void check_shape(const struct plan *plan)
 {
 	const struct plan_request *before = NULL;
 
 	for (size_t i = 0; i < plan->request_count; i++) {
 		const struct plan_request *r = &plan->requests[i];
-		uint32_t align = plan->objects[r->object]->info.offset_align;
+		const struct plan_copy *copy = &plan->copies[r->first_copy];
 		uint64_t end = r->offset + r->length;
 
 		CHECK(r->length && r->copy_count && r->object < plan->object_count);
 		CHECK(r->first_copy + r->copy_count <= plan->copy_count);
 		CHECK(end <= STORE);
-		if (before && !wishes.placed)
+		if (before && !wishes.straight)
 			CHECK(before->object < r->object ||
 			      (before->object == r->object &&
 			       before->offset + before->length <= r->offset));
 		CHECK_EQ(r->offset / wishes.unit, (end - 1) / wishes.unit);
-		if (wishes.write && align && !r->edge)
-			CHECK(r->offset % align == 0 && end % align == 0);
-		CHECK(wishes.write || !r->edge);
-		if (wishes.placed) {
-			const struct plan_copy *copy = &plan->copies[r->first_copy];
-
-			CHECK_EQ(r->copy_count, 1);
-			CHECK(copy->rows == 1 && !copy->at && copy->width == r->length);
-		}
+		/* What is on a GPU travels alone where it goes straight. */
+		if (wishes.straight && (r->copy_count == 1 || copy->place != PLACE_FILL) &&
+		    copy->place != PLACE_FILL && !plan_device(plan, copy)->is_host)
+			CHECK(plan_on_gpu(plan, (uint32_t)i) && !copy->at);
+		/* No copy reaches from one extent's memory on a GPU into another's. */
+		for (uint32_t c = 0; c < r->copy_count; c++)
+			check_inside_one_extent(plan, copy + c);
 		before = r;
 	}
 }
@@ -197,7 +248,7 @@ static void check_plan(struct plan *plan)
 	uint64_t bytes = 0;
 
 	check_shape(plan);
-	run_extents();
+	bytes += run_extents();
 	memset(touched, 0, ARENA);
 	for (size_t i = 0; i < plan->request_count; i++)
 		run_request(plan, &plan->requests[i]);
@@ -275,47 +326,95 @@ TEST(requests_are_cut_at_multiples_of_the_unit)
 	check_plan(plan);
 }
 
-TEST(a_write_keeps_its_ragged_ends_apart)
+TEST(a_ragged_write_is_cut_like_a_read)
 {
 	struct plan *plan;
 
+	/* Its ragged ends travel with the rest: whoever sends it goes by the store's blocks. */
 	set_up(true, 4096, 16384, 0);
 	add(0, 1000, 20000, 0);
 	plan = make();
-	CHECK_EQ(plan->request_count, 4);
-	CHECK(plan->requests[0].edge && plan->requests[0].length == 3096);
-	CHECK(!plan->requests[1].edge && plan->requests[1].length == 12288);
-	CHECK(!plan->requests[2].edge && plan->requests[2].length == 4096);
-	CHECK(plan->requests[3].edge && plan->requests[3].length == 21000 - 20480);
+	CHECK_EQ(plan->request_count, 2);
+	CHECK_EQ(plan->requests[0].length, 15384);
+	CHECK_EQ(plan->requests[1].length, 4616);
 	check_plan(plan);
 }
 
-TEST(a_small_write_inside_one_block_is_one_edge)
+TEST(header_padding_and_tensors_of_many_devices_are_one_run_of_whole_blocks)
 {
 	struct plan *plan;
 
 	set_up(true, 4096, 16384, 0);
-	add(0, 5000, 10, 0);
-	add(0, 8192, 100, 10);
+	add(0, 0, 777, 0);
+	add_fill(0, 777, 4096 - 777, ' ');
+	for (int i = 0; i < 5; i++) {
+		uint64_t at = 4096 + (uint64_t)i * 8192;
+
+		add(0, at, 8000, at);
+		extents[extent_count - 1].device = &gpus[i % 2];
+		add_fill(0, at + 8000, 192, 0);
+	}
 	plan = make();
-	CHECK_EQ(plan->request_count, 2);
-	CHECK(plan->requests[0].edge && plan->requests[0].length == 10);
-	CHECK(plan->requests[1].edge && plan->requests[1].length == 100);
+	CHECK_EQ(plan->device_count, 3);
+	CHECK_EQ(plan->device_bytes[0], 777);
+	CHECK_EQ(plan->device_bytes[1], 24000);
+	CHECK_EQ(plan->request_count, 3);
+	for (size_t i = 0; i < 3; i++)
+		CHECK(plan->requests[i].offset % 4096 == 0 && plan->requests[i].length % 4096 == 0);
 	check_plan(plan);
 }
 
-TEST(an_aligned_write_has_no_edge)
+TEST(neighbouring_fills_of_one_byte_are_one)
 {
 	struct plan *plan;
 
-	set_up(true, 4096, 65536, 0);
-	add(0, 8192, 100, 0);
-	add(0, 8292, 4096 - 100, 7000);
+	set_up(true, 4096, 16384, 0);
+	add_fill(0, 0, 100, 7);
+	add_fill(0, 100, 100, 7);
+	add_fill(0, 200, 100, 8);
 	plan = make();
 	CHECK_EQ(plan->request_count, 1);
-	CHECK(!plan->requests[0].edge);
-	CHECK_EQ(plan->requests[0].copy_count, 2);
+	CHECK_EQ(plan->copy_count, 2);
+	CHECK(!plan_is_stretch(plan, 0));
 	check_plan(plan);
+}
+
+TEST(a_fill_that_makes_no_sense_is_refused)
+{
+	set_up(true, 4096, 16384, 0);
+	add_fill(0, 0, 100, 256);
+	CHECK_EQ(refused(), -EINVAL);
+	extents[0].fill = 255;
+	CHECK_EQ(refused(), 0);
+	extents[0].memory = arena;
+	CHECK_EQ(refused(), -EINVAL);
+	extents[0].memory = NULL;
+	extents[0].device = &host;
+	CHECK_EQ(refused(), -EINVAL);
+	extents[0].device = NULL;
+	extents[0].flags = 2;
+	CHECK_EQ(refused(), -EINVAL);
+	extents[0].flags = PEN_FILL;
+	extents[0].reserved[3] = 1;
+	CHECK_EQ(refused(), -EINVAL);
+	set_up(false, 4096, 16384, 0);
+	add_fill(0, 0, 100, 1);
+	CHECK_EQ(refused(), -EINVAL);
+}
+
+TEST(more_devices_than_a_plan_holds_are_refused)
+{
+	static struct pen_device many[PLAN_DEVICES];
+
+	set_up(false, 0, 16384, 0);
+	for (int i = 0; i < PLAN_DEVICES - 1; i++) {
+		add(0, (uint64_t)i * 100, 100, (uint64_t)i * 100);
+		extents[extent_count - 1].device = &many[i];
+	}
+	CHECK_EQ(refused(), 0);
+	add(0, 5000, 100, 5000);
+	extents[extent_count - 1].device = &many[PLAN_DEVICES - 1];
+	CHECK_EQ(refused(), -E2BIG);
 }
 
 TEST(writes_do_not_merge_across_holes)
@@ -375,7 +474,7 @@ TEST(what_may_be_allocated_one_by_one_is_copied_one_by_one)
 	struct plan *plan;
 
 	set_up(false, 0, 65536, 0);
-	wishes.one_memory = false;
+	wishes.device = &gpus[0];
 	for (int i = 0; i < 8; i++)
 		add(0, (uint64_t)i * 100, 100, (uint64_t)i * 100);
 	plan = make();
@@ -384,7 +483,7 @@ TEST(what_may_be_allocated_one_by_one_is_copied_one_by_one)
 	plan_free(plan);
 	/* The rows of one extent have one memory. */
 	set_up(false, 0, 65536, 0);
-	wishes.one_memory = false;
+	wishes.device = &gpus[0];
 	add_rows(0, 0, 100, 0, 8, 100, 100);
 	plan = make();
 	CHECK_EQ(plan->copy_count, 1);
@@ -469,21 +568,33 @@ TEST(overlapping_rows_of_two_write_extents_are_refused)
 	CHECK_EQ(refused(), -EINVAL);
 }
 
-TEST(placed_plans_put_each_request_straight_into_memory)
+TEST(straight_plans_put_each_request_into_one_stretch_of_memory)
 {
 	struct plan *plan;
 
 	set_up(false, 512, 8192, 65536);
-	wishes.placed = true;
+	wishes.straight = true;
+	wishes.device = &gpus[0];
 	add(0, 0, 100, 0);
 	add(0, 100, 100, 100);
 	add(0, 200, 100, 1000);
 	add(0, 250, 20000, 2000);
 	add_rows(1, 0, 50, 40000, 3, 100, 50);
 	plan = make();
-	CHECK_EQ(plan->requests[0].length, 200);
+	CHECK_EQ(plan->requests[0].length, 100);
 	CHECK_EQ(plan->requests[1].length, 100);
+	CHECK(!plan_stretches_on(plan, 0, 1));
 	check_plan(plan);
+	/* In what the job allocates, neighbours are one. */
+	extent_count = 2;
+	extents[0].memory = NULL;
+	extents[1].memory = (void *)(uintptr_t)100;
+	wishes.allocate = 200;
+	plan = make();
+	CHECK_EQ(plan->request_count, 1);
+	CHECK_EQ(plan->requests[0].length, 200);
+	CHECK(plan_on_gpu(plan, 0));
+	plan_free(plan);
 }
 
 TEST(several_objects_share_one_plan)
@@ -613,7 +724,8 @@ static void random_extents(bool write)
 	unsigned int count = chance(EXTENTS + 1);
 
 	set_up(write, aligns[chance(3)], 512ull << chance(7), gaps[chance(4)]);
-	wishes.placed = !chance(4);
+	wishes.straight = !chance(4);
+	wishes.device = chance(2) ? &host : &gpus[0];
 	for (unsigned int i = 0; i < count; i++) {
 		int object = (int)chance(chance(2) ? OBJECTS : 1);
 		uint64_t rows = chance(3) ? 1 : chance(9), length = chance(chance(3) ? 300 : 6000);
@@ -627,7 +739,13 @@ static void random_extents(bool write)
 		if (offset + span > STORE)
 			continue;
 		used[object] = follow = offset + span;
+		if (write && !chance(4)) {
+			add_fill(object, offset, span, chance(256));
+			continue;
+		}
 		add_rows(object, offset, length, at, rows, pitch, length + (chance(2) ? 0 : slack));
+		if (!chance(3))
+			extents[extent_count - 1].device = chance(2) ? &host : &gpus[chance(2)];
 		at += (rows ? rows : 1) * (length + slack) + (chance(2) ? 0 : chance(500));
 		CHECK(at < ARENA);
 		/* Contiguous memory, where the slack was not used, is wanted too. */
@@ -643,7 +761,6 @@ static void random_extents(bool write)
 			extents[other] = swap;
 		}
 	}
-	wishes.one_memory = chance(2);
 }
 
 static void random_plans(bool write)

@@ -37,7 +37,9 @@ static uint64_t in_flight(struct tuner_setting setting)
 
 static void begin(const char *name, bool write, struct tuner_setting wished)
 {
-	tuner_init(&tuner, name, write, wished, 4 * MIB, 256, 128 * MIB);
+	tuner_init(&tuner, name, write, wished,
+		   (struct tuner_limits){ .size_max = 4 * MIB, .depth_max = 256,
+					  .bytes_max = 128 * MIB });
 }
 
 /* Move `total` bytes; returns the rate of the last half. */
@@ -260,19 +262,16 @@ TEST(more_stores_than_it_can_remember_do_no_harm)
 
 TEST(limits_are_kept_from_the_first_setting_on)
 {
-	static const struct {
-		uint32_t size_max, depth_max;
-		uint64_t bytes_max;
-	} limits[] = {
-		{ 4 * MIB, 256, 128 * MIB }, { 4 * MIB, 256, 4 * MIB }, { MIB, 2, 128 * MIB },
-		{ 64 << 10, 256, 64 << 10 }, { 128 << 10, 4, MIB },	{ 4 * MIB, 1, 128 * MIB },
-		{ 32 << 10, 64, 48 << 10 },
+	static const struct tuner_limits limits[] = {
+		{ 0, 0, 4 * MIB, 256, 128 * MIB }, { 0, 0, 4 * MIB, 256, 4 * MIB },
+		{ 0, 0, MIB, 2, 128 * MIB },	   { 0, 0, 64 << 10, 256, 64 << 10 },
+		{ 0, 0, 128 << 10, 4, MIB },	   { 0, 0, 4 * MIB, 1, 128 * MIB },
+		{ 0, 0, 32 << 10, 64, 48 << 10 },  { 2 * MIB, 4 * MIB, 16 * MIB, 64, 128 * MIB },
 	};
 
 	for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
 		tuner_forget();
-		tuner_init(&tuner, "far", false, (struct tuner_setting){ 0, 0 },
-			   limits[i].size_max, limits[i].depth_max, limits[i].bytes_max);
+		tuner_init(&tuner, "far", false, (struct tuner_setting){ 0, 0 }, limits[i]);
 		/* play() checks the bytes and the size at each step. */
 		play(&far, 2ull << 30);
 		CHECK(tuner_get(&tuner).depth <= limits[i].depth_max);
@@ -280,7 +279,9 @@ TEST(limits_are_kept_from_the_first_setting_on)
 		tuner_fini(&tuner);
 	}
 	/* What was found with much room must not break a smaller promise later. */
-	tuner_init(&tuner, "far", false, (struct tuner_setting){ 0, 0 }, 64 << 10, 8, 128 << 10);
+	tuner_init(&tuner, "far", false, (struct tuner_setting){ 0, 0 },
+		   (struct tuner_limits){ .size_max = 64 << 10, .depth_max = 8,
+					  .bytes_max = 128 << 10 });
 	play(&far, MIB);
 }
 

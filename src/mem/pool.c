@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Staging memory: the pool of pieces, and the ring of one lane; see ring.h. */
+/* The pool of staging memory: pieces, slabs, budgets; see pool.h. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
-#include "mem/ring.h"
+#include "mem/pool.h"
 #include "sys/os.h"
 
 /* Idle memory kept for the next job of a device; more than the default promise of one job would be
@@ -366,73 +366,4 @@ void piece_trim(struct pen_device *device)
 		slab_free(slab);
 	}
 	pthread_mutex_unlock(&pool_lock);
-}
-
-/* The slot that stands in the way of [at, at + size) of a piece, or NULL. Few are ever out. */
-static const struct slot *in_the_way(const struct ring *ring, unsigned int piece, size_t at,
-				     size_t size)
-{
-	for (unsigned int i = 0; i < RING_SLOTS; i++) {
-		const struct slot *slot = &ring->slots[i];
-
-		if (slot->state != SLOT_FREE && slot->memory && slot->piece == piece &&
-		    slot->at < at + size && at < slot->at + slot->size)
-			return slot;
-	}
-	return NULL;
-}
-
-/* The lowest free stretch of `size` bytes. */
-static bool find_room(const struct ring *ring, size_t size, unsigned int *piece, size_t *at)
-{
-	for (*piece = 0; *piece < ring->piece_count; ++*piece) {
-		const struct slot *slot;
-
-		*at = 0;
-		while (size <= ring->pieces[*piece]->size - *at) {
-			slot = in_the_way(ring, *piece, *at, size);
-			if (!slot)
-				return true;
-			*at = slot->at + slot->size;
-		}
-	}
-	return false;
-}
-
-struct slot *ring_take(struct ring *ring, size_t size, enum slot_state state)
-{
-	struct slot *slot = ring->slots;
-	unsigned int piece = 0;
-	size_t at = 0;
-
-	assert(state != SLOT_FREE);
-	if (ring->used == RING_SLOTS || (size && !find_room(ring, size, &piece, &at)))
-		return NULL;
-	while (slot->state != SLOT_FREE)
-		slot++;
-	slot->state = state;
-	slot->size = size;
-	slot->piece = piece;
-	slot->at = at;
-	slot->memory = size ? ring->pieces[piece]->memory + at : NULL;
-	ring->used++;
-	return slot;
-}
-
-void ring_put(struct ring *ring, struct slot *slot)
-{
-	assert(slot->state != SLOT_FREE);
-	slot->state = SLOT_FREE;
-	ring->used--;
-}
-
-bool ring_can_grow(const struct ring *ring)
-{
-	return ring->piece_count < RING_PIECES;
-}
-
-void ring_add(struct ring *ring, struct piece *piece)
-{
-	assert(ring->piece_count < RING_PIECES);
-	ring->pieces[ring->piece_count++] = piece;
 }

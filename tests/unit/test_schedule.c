@@ -3,7 +3,7 @@
  * Which way bytes take: options that make no sense, types that cannot be had and say what can,
  * hot and cold ranges of one file, and promises about lanes and memory kept down to the smallest.
  */
-#include "engine/path.h"
+#include "engine/schedule.h"
 #include "fake_gpu.h"
 #include "scratch.h"
 
@@ -20,7 +20,7 @@ TEST(no_options_are_the_defaults)
 {
 	struct pen_options full;
 
-	CHECK_EQ(path_options(NULL, &full, &err), 0);
+	CHECK_EQ(schedule_options(NULL, &full, &err), 0);
 	CHECK_EQ(full.transfer, PEN_AUTO);
 	CHECK_EQ(full.memory_limit, 128 * MIB);
 	CHECK(!full.gap && !full.lanes && !full.depth && !full.request_size && !full.inject);
@@ -36,13 +36,13 @@ TEST(options_of_an_older_and_of_a_newer_header_are_taken)
 
 	newer.known.size = sizeof(newer);
 	newer.known.lanes = 3;
-	CHECK_EQ(path_options(&newer.known, &full, &err), 0);
+	CHECK_EQ(schedule_options(&newer.known, &full, &err), 0);
 	CHECK_EQ(full.lanes, 3);
 	CHECK_EQ(full.size, sizeof(full));
 	older.size = offsetof(struct pen_options, lanes);
 	older.memory_limit = MIB;
 	older.lanes = 1000;
-	CHECK_EQ(path_options(&older, &full, &err), 0);
+	CHECK_EQ(schedule_options(&older, &full, &err), 0);
 	CHECK_EQ(full.memory_limit, MIB);
 	CHECK_EQ(full.lanes, 0);
 }
@@ -53,7 +53,7 @@ static int options_with(size_t field, size_t size, uint64_t value)
 
 	memcpy((char *)&given + field, &value, size);
 	memset(&err, 0, sizeof(err));
-	return path_options(&given, &full, &err);
+	return schedule_options(&given, &full, &err);
 }
 
 #define WITH(name, value) \
@@ -112,14 +112,14 @@ TEST(types_have_names_and_numbers)
 static int choose(enum pen_mode direction, int transfer, struct pen_extent *extent)
 {
 	struct pen_options given = PEN_OPTIONS_INIT, full;
-	struct path *path;
+	struct schedule *schedule;
 	int rc;
 
 	given.transfer = transfer;
-	CHECK_EQ(path_options(&given, &full, &err), 0);
+	CHECK_EQ(schedule_options(&given, &full, &err), 0);
 	memset(&err, 0, sizeof(err));
-	rc = path_choose(direction, device, extent, 1, &full, &path, &err);
-	path_free(path);
+	rc = schedule_new(direction, device, extent, 1, &full, &schedule, &err);
+	schedule_free(schedule);
 	return rc;
 }
 
@@ -258,53 +258,53 @@ static bool half_cached(const char *path, uint64_t size)
 	return !resident;
 }
 
-static struct path *choose_read(uint64_t size, const struct pen_options *given)
+static struct schedule *choose_read(uint64_t size, const struct pen_options *given)
 {
 	struct pen_extent all = { .object = object, .memory = memory, .length = size };
 	struct pen_options full;
-	struct path *path;
+	struct schedule *schedule;
 
-	CHECK_EQ(path_options(given, &full, &err), 0);
-	CHECK_EQ(path_choose(PEN_READ, device, &all, 1, &full, &path, &err), 0);
-	return path;
+	CHECK_EQ(schedule_options(given, &full, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &all, 1, &full, &schedule, &err), 0);
+	return schedule;
 }
 
 TEST(hot_and_cold_ranges_of_one_file_are_told_apart)
 {
 	const char *file = make_file("file", 64 * MIB);
-	struct path *path;
+	struct schedule *schedule;
 
 	if (!half_cached(file, 64 * MIB))
 		SKIP("pages cannot be dropped or direct reads not be had here");
 	open_all("host", file, PEN_READ);
-	path = choose_read(64 * MIB, NULL);
-	CHECK_EQ(path->work[HOT].bytes, 32 * MIB);
-	CHECK_EQ(path->work[COLD].bytes, 32 * MIB);
-	CHECK_EQ(path->plan->requests[path->work[HOT].requests[0]].offset, 0);
-	CHECK_EQ(path->plan->requests[path->work[COLD].requests[0]].offset, 32 * MIB);
-	CHECK_EQ(path->way_count, 2);
+	schedule = choose_read(64 * MIB, NULL);
+	CHECK_EQ(schedule->work[THROUGH].bytes, 32 * MIB);
+	CHECK_EQ(schedule->work[AROUND].bytes, 32 * MIB);
+	CHECK_EQ(schedule->plan->requests[schedule->work[THROUGH].requests[0]].offset, 0);
+	CHECK_EQ(schedule->plan->requests[schedule->work[AROUND].requests[0]].offset, 32 * MIB);
+	CHECK_EQ(schedule->path_count, 2);
 	for (unsigned int i = 0; i < 2; i++)
-		CHECK(path->ways[i].direct == (path->ways[i].list == COLD));
-	path_free(path);
+		CHECK(schedule->paths[i].kind->direct == (schedule->paths[i].side == AROUND));
+	schedule_free(schedule);
 	close_all();
 }
 
-TEST(one_lane_takes_one_way)
+TEST(one_lane_takes_one_path)
 {
 	const char *file = make_file("file", 16 * MIB);
 	struct pen_options given = PEN_OPTIONS_INIT;
-	struct path *path;
+	struct schedule *schedule;
 
 	if (!half_cached(file, 16 * MIB))
 		SKIP("pages cannot be dropped or direct reads not be had here");
 	open_all("host", file, PEN_READ);
 	given.lanes = 1;
-	path = choose_read(16 * MIB, &given);
-	CHECK_EQ(path->way_count, 1);
-	CHECK_EQ(path->ways[0].lanes, 1);
-	CHECK_EQ(path->work[HOT].bytes + path->work[COLD].bytes, 16 * MIB);
-	CHECK_EQ(path->work[HOT].count + path->work[COLD].count, path->plan->request_count);
-	path_free(path);
+	schedule = choose_read(16 * MIB, &given);
+	CHECK_EQ(schedule->path_count, 1);
+	CHECK_EQ(schedule->paths[0].lanes, 1);
+	CHECK_EQ(schedule->work[THROUGH].bytes + schedule->work[AROUND].bytes, 16 * MIB);
+	CHECK_EQ(schedule->work[THROUGH].count + schedule->work[AROUND].count, schedule->plan->request_count);
+	schedule_free(schedule);
 	close_all();
 }
 
@@ -312,15 +312,15 @@ TEST(the_cache_policy_keeps_everything_in_the_cache)
 {
 	const char *file = make_file("file", 16 * MIB);
 	struct pen_options given = PEN_OPTIONS_INIT;
-	struct path *path;
+	struct schedule *schedule;
 
 	half_cached(file, 16 * MIB);
 	open_all("host", file, PEN_READ);
 	given.cache = PEN_CACHE_KEEP;
-	path = choose_read(16 * MIB, &given);
-	CHECK_EQ(path->work[COLD].count, 0);
-	CHECK(!path->ways[0].direct && strstr(path->ways[0].reason, "keep"));
-	path_free(path);
+	schedule = choose_read(16 * MIB, &given);
+	CHECK_EQ(schedule->work[AROUND].count, 0);
+	CHECK(!schedule->paths[0].kind->direct && strstr(schedule->paths[0].reason, "keep"));
+	schedule_free(schedule);
 	close_all();
 }
 
@@ -332,17 +332,17 @@ TEST(lanes_are_never_more_than_asked_for)
 	half_cached(file, 64 * MIB);
 	open_all("host", file, PEN_READ);
 	for (uint32_t lanes = 1; lanes <= 64; lanes = lanes * 2 + 1) {
-		struct path *path;
+		struct schedule *schedule;
 		unsigned int sum = 0;
 
 		given.lanes = lanes;
-		path = choose_read(64 * MIB, &given);
-		for (unsigned int i = 0; i < path->way_count; i++) {
-			CHECK(path->ways[i].lanes);
-			sum += path->ways[i].lanes;
+		schedule = choose_read(64 * MIB, &given);
+		for (unsigned int i = 0; i < schedule->path_count; i++) {
+			CHECK(schedule->paths[i].lanes);
+			sum += schedule->paths[i].lanes;
 		}
 		CHECK(sum <= lanes);
-		path_free(path);
+		schedule_free(schedule);
 	}
 	close_all();
 }

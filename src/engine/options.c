@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+/* The options of a job: names of transfer types, defaults, and what makes no sense. */
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+#include <strings.h>
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "engine/schedule.h"
+#include "io/object.h"
+
+static const char *const transfer_names[] = {
+	"AUTO", "GPU_DIRECT", "CPU_ONLY", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU",
+	"GPU_DIRECT_ASYNC", "GPU_BATCH", "GPU_BATCH_STREAM", "MAPPED",
+};
+#define TRANSFERS ((int)(sizeof(transfer_names) / sizeof(transfer_names[0])))
+
+const char *pen_transfer_name(int type)
+{
+	return type >= 0 && type < TRANSFERS ? transfer_names[type] : NULL;
+}
+
+int pen_transfer_number(int type)
+{
+	return type >= PEN_GPU_DIRECT && type <= PEN_GPU_BATCH_STREAM ? type - PEN_GPU_DIRECT : -1;
+}
+
+int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
+{
+	uint64_t number;
+
+	error_clear(err);
+	if (!text_to_number(text, PEN_GPU_BATCH_STREAM - PEN_GPU_DIRECT, &number)) {
+		*type = (int)number + PEN_GPU_DIRECT;
+		return 0;
+	}
+	for (int i = 0; i < TRANSFERS; i++)
+		if (!strcasecmp(text, transfer_names[i])) {
+			*type = i;
+			return 0;
+		}
+	error_set(err, -EINVAL, "use transfer type", text, -1, "there is no such type");
+	error_hint(err,
+		   "Types are auto, 0 GPU_DIRECT, 1 CPU_ONLY, 2 CPU_GPU, 3 CPU_ASYNC_GPU, "
+		   "4 CPU_CACHED_GPU, 5 GPU_DIRECT_ASYNC, 6 GPU_BATCH, 7 GPU_BATCH_STREAM, MAPPED");
+	return -EINVAL;
+}
+
+#define CHUNK_MIN (64ull << 10)
+#define CHUNK_MAX (16ull << 20)
+
+static int check_digests(const struct pen_options *options, struct pen_error *err)
+{
+	for (size_t i = 0; i < options->digest_count; i++) {
+		const struct pen_digests *digests = &options->digests[i];
+		const char *name = digests->object ? digests->object->name : "";
+		bool reserved = digests->flags;
+
+		for (size_t r = 0; r < sizeof(digests->reserved) / sizeof(uint64_t); r++)
+			reserved |= digests->reserved[r] != 0;
+		if (!digests->object || !digests->values || !digests->states || reserved)
+			return error_set(err, -EINVAL, "digest", name, -1,
+					 "an object or a table is missing, or a reserved field is "
+					 "not zero");
+		if (!digest_kind(digests->kind))
+			return error_set(err, -EINVAL, "digest", name, -1,
+					 "%d is no kind of digest", digests->kind);
+		if (digests->chunk < CHUNK_MIN || digests->chunk > CHUNK_MAX ||
+		    (digests->chunk & (digests->chunk - 1))) {
+			error_set(err, -EINVAL, "digest", name, -1, "chunks of %llu bytes",
+				  (unsigned long long)digests->chunk);
+			error_hint(err, "Take a power of two from 64 KiB to 16 MiB");
+			return -EINVAL;
+		}
+	}
+	return 0;
+}
+
+int schedule_options(const struct pen_options *given, struct pen_options *full,
+		     struct pen_error *err)
+{
+	static const struct pen_options defaults = PEN_OPTIONS_INIT;
+	const char *object = "the options";
+
+	*full = defaults;
+	if (given) {
+		/* A caller compiled against an older header has a shorter struct. */
+		size_t size = given->size < sizeof(*full) ? given->size : sizeof(*full);
+
+		if (size < offsetof(struct pen_options, memory_limit))
+			return error_set(err, -EINVAL, "use", object, -1, "their size is not set");
+		memcpy(full, given, size);
+		full->size = sizeof(*full);
+	}
+	if (!pen_transfer_name(full->transfer))
+		return error_set(err, -EINVAL, "use", object, -1, "%d is no transfer type",
+				 full->transfer);
+	if (full->cache < PEN_CACHE_AUTO || full->cache > PEN_CACHE_DROP)
+		return error_set(err, -EINVAL, "use", object, -1, "%d is no cache policy",
+				 full->cache);
+	if (!full->memory_limit)
+		full->memory_limit = MEMORY_LIMIT_DEFAULT;
+	if (full->memory_limit < MEMORY_LIMIT_MIN) {
+		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
+			  "%llu bytes are too few to stage a transfer",
+			  (unsigned long long)full->memory_limit);
+		error_hint(err, "Allow at least %llu KiB",
+			   (unsigned long long)MEMORY_LIMIT_MIN >> 10);
+		return -EINVAL;
+	}
+	if (full->request_size && (full->request_size < 4096 || full->request_size > (1u << 30) ||
+				   (full->request_size & (full->request_size - 1)))) {
+		error_set(err, -EINVAL, "use", "the request size", -1, "%llu is out of range",
+			  (unsigned long long)full->request_size);
+		error_hint(err, "Take a power of two from 4K to 1G");
+		return -EINVAL;
+	}
+	if (full->request_size > full->memory_limit) {
+		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
+			  "a request of %llu bytes does not fit into %llu",
+			  (unsigned long long)full->request_size,
+			  (unsigned long long)full->memory_limit);
+		error_hint(err, "Raise the memory limit or lower the request size");
+		return -EINVAL;
+	}
+	if (full->lanes > LANES_MAX)
+		return error_set(err, -EINVAL, "use", object, -1, "%u lanes are more than %u",
+				 full->lanes, LANES_MAX);
+	if (full->allocate && !full->allocated)
+		return error_set(err, -EINVAL, "use", object, -1,
+				 "there is no place for the memory to allocate");
+	if (full->inject && queue_inject_check(full->inject, err))
+		return -EINVAL;
+	return check_digests(full, err);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT */
+/* The staging memory of one lane; see staging.h. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include "mem/staging.h"
+#include "sys/os.h"
+
+int staging_init(struct staging *staging, unsigned int slots, unsigned int pieces)
+{
+	assert(slots && slots <= STAGING_SLOTS_MAX);
+	staging->slots = os_calloc(slots, sizeof(staging->slots[0]));
+	staging->pieces = os_calloc(pieces, sizeof(staging->pieces[0]));
+	if (!staging->slots || !staging->pieces) {
+		staging_fini(staging);
+		return -ENOMEM;
+	}
+	staging->slot_count = slots;
+	staging->piece_room = pieces;
+	return 0;
+}
+
+void staging_fini(struct staging *staging)
+{
+	assert(!staging->used && !staging->piece_count);
+	free(staging->slots);
+	free(staging->pieces);
+	staging->slots = NULL;
+	staging->pieces = NULL;
+}
+
+/* The lowest free stretch of `size` bytes of a piece, and the link that a slot there hangs on;
+ * NULL where there is none. */
+static struct slot **find_gap(struct staged_piece *piece, size_t size, size_t *at)
+{
+	struct slot **link = &piece->first;
+
+	*at = 0;
+	if (size > piece->free)
+		return NULL;
+	while (*link && (*link)->at - *at < size) {
+		*at = (*link)->at + (*link)->size;
+		link = &(*link)->next;
+	}
+	return *link || size <= piece->piece->size - *at ? link : NULL;
+}
+
+static unsigned int first_free(const struct staging *staging)
+{
+	for (unsigned int word = 0;; word++)
+		if (~staging->busy[word])
+			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
+}
+
+struct slot *staging_take(struct staging *staging, size_t size, enum slot_state state)
+{
+	struct slot **link = NULL, *slot;
+	unsigned int number, piece;
+	size_t at = 0;
+
+	assert(state != SLOT_FREE);
+	if (staging->used == staging->slot_count)
+		return NULL;
+	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
+	for (piece = 0; size && !link && piece < staging->piece_count; piece++)
+		link = find_gap(&staging->pieces[piece], size, &at);
+	if (size && !link)
+		return NULL;
+	number = first_free(staging);
+	slot = &staging->slots[number];
+	*slot = (struct slot){ .state = state, .at = at, .size = size };
+	if (size) {
+		slot->piece = piece - 1;
+		slot->memory = staging->pieces[piece - 1].piece->memory + at;
+		slot->next = *link;
+		*link = slot;
+		staging->pieces[piece - 1].free -= size;
+	}
+	staging->busy[number / 64] |= 1ull << number % 64;
+	staging->used++;
+	return slot;
+}
+
+void staging_put(struct staging *staging, struct slot *slot)
+{
+	unsigned int number = (unsigned int)(slot - staging->slots);
+	struct staged_piece *piece = &staging->pieces[slot->piece];
+	struct slot **link = &piece->first;
+
+	assert(slot->state != SLOT_FREE);
+	if (slot->memory) {
+		while (*link != slot)
+			link = &(*link)->next;
+		*link = slot->next;
+		piece->free += slot->size;
+	}
+	slot->state = SLOT_FREE;
+	staging->busy[number / 64] &= ~(1ull << number % 64);
+	staging->used--;
+}
+
+unsigned int staging_next(const struct staging *staging, unsigned int from)
+{
+	while (from < staging->slot_count) {
+		uint64_t rest = staging->busy[from / 64] >> from % 64;
+
+		if (rest)
+			return from + (unsigned int)__builtin_ctzll(rest);
+		from = (from / 64 + 1) * 64;
+	}
+	return staging->slot_count;
+}
+
+bool staging_can_grow(const struct staging *staging)
+{
+	return staging->piece_count < staging->piece_room;
+}
+
+void staging_add(struct staging *staging, struct piece *piece)
+{
+	assert(staging_can_grow(staging));
+	staging->pieces[staging->piece_count++] =
+		(struct staged_piece){ .piece = piece, .free = piece->size };
+}
+
+struct piece *staging_remove(struct staging *staging)
+{
+	return staging->piece_count ? staging->pieces[--staging->piece_count].piece : NULL;
+}
