@@ -4,7 +4,7 @@
 #
 #   tools/gpu-test.sh BUILD
 #
-# - the conform program and tests/gpu, as built in BUILD
+# - the conform programs and tests/gpu, as built in BUILD
 # - tests/gpu/*.py where there is a python3; they skip themselves where torch is absent
 # - tests/python, the suite of the Python package, where there is a pytest
 # - round trips by the command line, both directions, every transfer type, bytes compared
@@ -148,7 +148,10 @@ if [ "${PENSTOCK_GPU_TEST_UDEV:-0}" = 1 ]; then make_udev_record "$data"; fi
 
 # ------------------------------------------------------------------------------------ programs
 
-program conform "$build/tests/conform_test_conform"
+for part in conform places digests stores; do
+	program $part "$build/tests/conform_test_$part"
+done
+program digest "$build/tests/unit_test_digest"
 program gpu "$build/tests/gpu_test_gpu"
 if command -v python3 >/dev/null; then
 	for file in "$root"/tests/gpu/check_*.py; do
