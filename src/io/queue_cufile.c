@@ -28,6 +28,7 @@
 #include "base/error.h"
 #include "io/queue.h"
 #include "sys/cufile.h"
+#include "sys/gds.h"
 #include "sys/os.h"
 
 enum {
@@ -39,7 +40,7 @@ enum {
 };
 
 struct file {
-	struct pen_object *object;	/* NULL: the place is free */
+	uint64_t object;		/* its id; 0: the place is free */
 	void *handle;
 	unsigned int busy;		/* calls gathered or flying */
 	uint64_t last_used;		/* by state.clock */
@@ -70,8 +71,6 @@ struct state {
 	struct list idle, gathered, flying, home;
 	struct file files[FILES];
 	uint64_t clock;
-	unsigned char **pieces;		/* registered device memory; NULL: not registered */
-	unsigned int piece_count;
 	struct device_stream stream;
 	bool stream_known;		/* to cuFile */
 	void *batch;
@@ -147,7 +146,7 @@ static void forget(struct file *file)
 {
 	if (file->object)
 		cufile_file_put(file->handle);
-	file->object = NULL;
+	file->object = 0;
 }
 
 /* The registration of an object: 0, an error with words, or 1 where every place is in use by
@@ -160,7 +159,7 @@ static int find_file(struct state *state, struct pen_object *object, struct file
 	int rc;
 
 	for (struct file *file = state->files; file < state->files + FILES; file++) {
-		if (file->object == object) {
+		if (file->object == object->id) {
 			place = file;
 			break;
 		}
@@ -172,15 +171,15 @@ static int find_file(struct state *state, struct pen_object *object, struct file
 	}
 	if (!place)
 		return 1;
-	if (place->object != object) {
+	if (place->object != object->id) {
 		int fd = object->direct_fd >= 0 ? object->direct_fd : object->fd;
 
 		forget(place);
 		rc = cufile_file_take(fd, object->name, &place->handle, err);
 		if (rc)
 			return rc;
-		place->object = object;
-		place->loose = !cufile_real(fd, reason, sizeof(reason));
+		place->object = object->id;
+		place->loose = !gds_real(fd, reason, sizeof(reason));
 	}
 	place->last_used = ++state->clock;
 	*found = place;
@@ -391,15 +390,11 @@ static void fini(struct queue *queue)
 	for (unsigned int i = 0; state->calls && i < state->depth; i++)
 		if (state->calls[i].fence.handle)
 			device_fence_close(state->device, &state->calls[i].fence);
-	for (unsigned int i = 0; state->pieces && i < state->piece_count; i++)
-		if (state->pieces[i])
-			cufile_memory_put(state->pieces[i]);
 	for (unsigned int i = 0; i < FILES; i++)
 		forget(&state->files[i]);
 	if (state->opened)
 		cufile_close();
 	free(state->calls);
-	free(state->pieces);
 	free(state->entries);
 	free(state->events);
 	free(state);
@@ -448,12 +443,6 @@ static int fill_state(struct state *state, const struct queue_setup *setup, stru
 		return no_memory(err);
 	for (unsigned int i = 0; i < state->depth; i++)
 		list_add(&state->idle, &state->calls[i]);
-	state->piece_count = setup->pieces;
-	if (setup->pieces) {
-		state->pieces = os_calloc(setup->pieces, sizeof(*state->pieces));
-		if (!state->pieces)
-			return no_memory(err);
-	}
 	switch (state->transfer) {
 	case PEN_GPU_DIRECT:
 		return 0;
@@ -484,31 +473,15 @@ static int init(struct queue *queue, const struct queue_setup *setup, struct pen
 	return rc;
 }
 
-/* For a queue on the device a piece is device memory. Registered memory spares the library a copy on
- * the GPU; in compatibility mode there is nothing to gain. */
-static void attach(struct queue *queue, unsigned int index, void *memory, size_t size)
+static void fill_call(struct call *call, struct queue_request *request)
 {
-	struct state *state = queue->state;
-	const struct cufile_facts *facts = cufile_facts();
-
-	if ((facts->stores || facts->p2pdma) && !cufile_memory_take(memory, size, NULL))
-		state->pieces[index] = memory;
-}
-
-static void fill_call(struct state *state, struct call *call, struct queue_request *request)
-{
-	unsigned char *base = request->buffer;
-
-	if (request->buffer_index >= 0 && state->pieces && state->pieces[request->buffer_index])
-		base = state->pieces[request->buffer_index];
 	call->io = (struct cufile_io){
 		.write = request->write,
 		.file = call->file->handle,
 		.name = request->object->name,
-		.base = base,
+		.base = request->buffer,
 		.size = request->length,
 		.offset = (off_t)request->offset,
-		.base_offset = request->buffer - base,
 	};
 	call->file->busy++;
 }
@@ -532,7 +505,7 @@ static int submit(struct queue *queue, struct queue_request *request)
 		come_home(state, call, rc);
 		return 0;
 	}
-	fill_call(state, call, request);
+	fill_call(call, request);
 	switch (state->transfer) {
 	case PEN_GPU_DIRECT:
 		come_home(state, call, cufile_move(&call->io, &request->error));
@@ -605,7 +578,7 @@ const struct queue_ops queue_cufile_ops = {
 	.name = "cufile",
 	.on_device = true,
 	.init = init,
-	.attach = attach,
+	.attach = queue_attach_nothing,
 	.submit = submit,
 	.reap = reap,
 	.release = queue_release_nothing,
@@ -616,7 +589,7 @@ const struct queue_ops queue_cufile_ops = {
 
 int queue_cufile_evidence(char *reason, size_t size)
 {
-	return cufile_evidence(cufile_root, reason, size);
+	return gds_evidence(gds_root, reason, size);
 }
 
 int queue_cufile_probe(struct pen_object *object, struct pen_device *device, bool *compat,
@@ -644,7 +617,7 @@ int queue_cufile_probe(struct pen_object *object, struct pen_device *device, boo
 		return rc;
 	rc = cufile_file_take(fd, object->name, &file, err);
 	if (!rc) {
-		*compat = !cufile_real(fd, reason, sizeof(reason));
+		*compat = !gds_real(fd, reason, sizeof(reason));
 		cufile_file_put(file);
 		/* No error, but the reason is worth reporting. */
 		if (*compat)

@@ -28,7 +28,7 @@ struct uring_state {
 	struct io_uring ring;
 	bool fixed_buffers, fixed_files;
 	bool attached[256];		/* pieces the kernel has */
-	int files[FILES_MAX];		/* descriptors the kernel has */
+	uint64_t files[FILES_MAX];	/* descriptors the kernel has: whose, and which */
 	unsigned int file_count;
 	struct queue_list unsent;
 	unsigned int unsent_count;
@@ -152,19 +152,21 @@ static void uring_attach(struct queue *queue, unsigned int index, void *memory, 
 		io_uring_register_buffers_update_tag(&state->ring, index, &iov, &tag, 1) == 1;
 }
 
-/* The kernel's index of a descriptor, or -1. */
-static int fixed_file(struct uring_state *state, int fd)
+/* The kernel's index of the descriptor that a request goes by, or -1. Under the object's number: that
+ * of a descriptor may be another file's tomorrow. */
+static int fixed_file(struct uring_state *state, const struct queue_request *request, int fd)
 {
+	uint64_t key = request->object->id * 2 + request->direct;
 	unsigned int i;
 
 	if (!state->fixed_files)
 		return -1;
 	for (i = 0; i < state->file_count; i++)
-		if (state->files[i] == fd)
+		if (state->files[i] == key)
 			return (int)i;
 	if (i == FILES_MAX || io_uring_register_files_update(&state->ring, i, &fd, 1) != 1)
 		return -1;
-	state->files[i] = fd;
+	state->files[i] = key;
 	state->file_count++;
 	return (int)i;
 }
@@ -182,7 +184,7 @@ static int uring_submit(struct queue *queue, struct queue_request *request)
 	want = (unsigned int)(request->direct && !request->write ? request->room : request->length);
 	if (buffer >= 0 && !state->attached[buffer])
 		buffer = -1;
-	file = fixed_file(state, fd);
+	file = fixed_file(state, request, fd);
 	if (file >= 0)
 		fd = file;
 	if (request->write && buffer >= 0)

@@ -64,10 +64,15 @@ static int open_locked(const struct device_ops *ops, int index, struct pen_devic
 		       struct pen_error *err)
 {
 	struct pen_device *found;
+	char name[sizeof(found->name)];
 	int rc;
 
+	if (index < 0)
+		text_copy(name, sizeof(name), ops->kind);
+	else
+		snprintf(name, sizeof(name), "%s:%d", ops->kind, index);
 	for (found = registry; found; found = found->next)
-		if (found->ops == ops && found->index == index && !device_inherited(found)) {
+		if (!strcmp(found->name, name) && !device_inherited(found)) {
 			found->users++;
 			*device = found;
 			return 0;
@@ -80,10 +85,7 @@ static int open_locked(const struct device_ops *ops, int index, struct pen_devic
 	found->node = -1;
 	found->users = 1;
 	found->generation = os_generation();
-	if (index < 0)
-		text_copy(found->name, sizeof(found->name), ops->kind);
-	else
-		snprintf(found->name, sizeof(found->name), "%s:%d", ops->kind, index);
+	strcpy(found->name, name);
 	rc = ops->open(found, err);
 	if (rc) {
 		free(found);

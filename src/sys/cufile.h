@@ -4,9 +4,9 @@
 /*
  * cuFile (GPUDirect Storage), opened at run time. The library takes hundreds of milliseconds to
  * start and may open a context on every GPU, so nothing here starts it before cufile_open():
- * cufile_evidence() answers from a few small files whether asking is worth it.
+ * gds.h answers from a few small files whether asking is worth it.
  *
- * Files and memory are registered once per process, whoever asks: the library refuses a second
+ * Files are registered once per process, whoever asks: the library refuses a second
  * registration of the same descriptor, and lanes share objects. Hence take/put, counted.
  *
  * All functions may be called from any thread; those that move bytes want the device's context
@@ -64,7 +64,7 @@ struct cufile_io {
 	bool write;
 	void *file;			/* from cufile_file_take() */
 	const char *name;		/* of the object, for words */
-	void *base;			/* registered, or anywhere in device memory */
+	void *base;			/* anywhere in device memory */
 	size_t size;
 	off_t offset;			/* in the file */
 	off_t base_offset;
@@ -73,15 +73,6 @@ struct cufile_io {
 
 /* `moved` before a stream call has run: no count and no error looks like it. */
 #define CUFILE_NOT_RUN INT64_MIN
-
-/* Where /proc, /sys and /etc are looked for: "" is this machine; tests make one up. */
-extern const char *cufile_root;
-
-/*
- * May real GPUDirect Storage - not the compatibility mode - be possible here? 0, or -ENOTSUP with
- * the reason in words. Reads small files below `root`; starts nothing.
- */
-int cufile_evidence(const char *root, char *reason, size_t size);
 
 /* Load the library and open its driver, once per process; the first call is slow. Counted. */
 int cufile_open(struct pen_error *err);
@@ -93,20 +84,9 @@ void cufile_trim(void);
 /* Between cufile_open() and cufile_close(). */
 const struct cufile_facts *cufile_facts(void);
 
-/* Would bytes of this file go around the host? false with the reason where cuFile would fall
- * back to its compatibility mode, which it does silently. */
-bool cufile_real(int fd, char *reason, size_t size);
-
-/* For tests, which have no drive that does: as if all files did. */
-extern bool cufile_assume_real;
-
 /* The file must stay open until it is put. */
 int cufile_file_take(int fd, const char *name, void **file, struct pen_error *err);
 void cufile_file_put(void *file);
-
-/* Optional: unregistered memory goes through the library's own buffers on the GPU. */
-int cufile_memory_take(void *base, size_t size, struct pen_error *err);
-void cufile_memory_put(void *base);
 
 /* Move bytes now. io->moved is what came across; 0 on a read is the end of the file. */
 int cufile_move(struct cufile_io *io, struct pen_error *err);

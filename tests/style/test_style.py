@@ -4,6 +4,7 @@
 Each rule is a small search over the source. Comments and strings are taken out first where a
 rule is about code, so that nobody has to write around it.
 """
+import ctypes
 import re
 import shutil
 import subprocess
@@ -111,6 +112,13 @@ def test_io_uring_is_called_in_one_file_only():
     users = {str(show(path)) for path in files(".c", ".h", folders=("src",))
              if re.search(r"\bio_uring_\w+\s*\(|liburing\.h", code(path))}
     assert users <= {"src/io/queue_uring.c", "src/sys/uring.c", "src/sys/uring.h"}
+
+
+def test_no_code_compares_addresses_of_tables():
+    check([f"{show(path)}:{number}: {line.strip()}"
+           for path in files(".c", ".h", folders=("src",))
+           for number, line in enumerate(code(path).splitlines(), 1)
+           if re.search(r"[!=]= *&?\w+_ops\b|\b(ops|queue|inner|kind) *[!=]= *&", line)])
 
 
 def test_libraries_are_opened_at_run_time_in_sys_only():
@@ -241,6 +249,27 @@ def test_nothing_is_left_to_do():
     marks = re.compile(r"\b(%s)\b" % "|".join(("TO" "DO", "FIX" "ME", "X" "XX", "HA" "CK")))
     check([f"{show(path)}:{number}: {line.strip()}" for path in source()
            for number, line in enumerate(path.read_text().split("\n"), 1) if marks.search(line)])
+
+
+def paths():
+    """The engine's own list: (name, what it is), in its order."""
+    library = ctypes.CDLL(str(BUILD / "libpenstock.so"))
+    library.pen_path_name.restype = ctypes.c_char_p
+    what, found = ctypes.c_char_p(), []
+    while name := library.pen_path_name(len(found), ctypes.byref(what)):
+        found.append((name.decode(), what.value.decode()))
+    return found
+
+
+def test_the_manual_lists_the_paths_of_the_engine():
+    page = (ROOT / "man/penstock-explain.1").read_text()
+    section = page.split(".Sh PATHS\n")[1].split(".Sh ")[0]
+    assert re.findall(r"\.It Cm (\S+)\n([^\n]+)\n", section) == paths()
+
+
+def test_the_design_names_the_paths_of_the_engine():
+    table = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/design.md").read_text(), flags=re.M)
+    assert table == [name for name, _ in paths()]
 
 
 @pytest.mark.parametrize("page", [path.name for path in files(".1", folders=("man",))])

@@ -107,6 +107,23 @@ TEST(types_have_names_and_numbers)
 	CHECK(strstr(err.hint, "CPU_CACHED_GPU") && strstr(err.hint, "MAPPED"));
 }
 
+TEST(paths_are_one_list_and_step_down_to_an_end)
+{
+	const char *what;
+
+	for (unsigned int i = 0; i < PATHS; i++) {
+		unsigned int steps = 0;
+
+		CHECK_TEXT(pen_path_name(i, &what), path_kinds[i].name);
+		CHECK(what[0] && path_kinds[i].queue);
+		for (enum path_id at = i; at != PATH_NONE; at = path_kinds[at].down)
+			CHECK(steps++ < PATHS);
+		for (unsigned int other = 0; other < i; other++)
+			CHECK(strcmp(pen_path_name(other, NULL), pen_path_name(i, NULL)));
+	}
+	CHECK(!pen_path_name(PATHS, &what));
+}
+
 /* ------------------------------------------------------------------------------- types -- */
 
 static int choose(enum pen_mode direction, int transfer, struct pen_extent *extent)
