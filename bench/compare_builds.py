@@ -4,9 +4,10 @@
 
     bench/compare_builds.py OLD NEW [--rounds N] [--limit SECONDS] [--device D] [--data DIR]
 
-OLD and NEW are build folders. Each round runs OLD, NEW and OLD again for each case, each in a process
-of its own; told are medians, and the medians of the rounds' ratios NEW/OLD and OLD again/OLD, the
-noise. 15 GB of models are made under DATA (default: a folder in NEW, removed afterwards).
+OLD and NEW are build folders. Each round runs OLD, NEW and OLD again for each case, each in a
+process of its own; told are medians, and the medians of the rounds' ratios NEW/OLD and OLD
+again/OLD, the noise. 15 GB of models are made under DATA (default: a folder in NEW, removed
+afterwards). The first load of a process counts from when its device could take bytes.
 """
 import argparse
 import json
@@ -39,8 +40,12 @@ def penstock(build, *arguments, before=()):
 
 def load(build, model, device, repeat, *options, before=()):
     return [run["seconds"] for run in
-            penstock(build, "load", model, "--device", device, "--repeat", repeat,
-                     "--no-ceiling", *options, before=before)["runs"]]
+            runs(build, model, device, repeat, *options, before=before)]
+
+
+def runs(build, model, device, repeat, *options, before=()):
+    return penstock(build, "load", model, "--device", device, "--repeat", repeat, "--no-ceiling",
+                    *options, before=before)["runs"]
 
 
 def files(model):
@@ -64,8 +69,9 @@ def cool(paths):
 
 def first_and_repeated(model, device, repeat, before=()):
     def run(build):
-        seconds = load(build, model, device, repeat, before=before)
-        return {"first": seconds[0], "repeated": statistics.median(seconds[1:])}
+        first, *others = runs(build, model, device, repeat, before=before)
+        return {"first": first["seconds"] - first["setup_seconds"],
+                "repeated": statistics.median(run["seconds"] for run in others)}
     return run
 
 
@@ -78,6 +84,7 @@ def cold(model, device):
 
 def half(model, device):
     def run(build):
+        warm(model)
         cool(files(model)[::2])
         return {"": load(build, model, device, 1)[0]}
     return run
@@ -105,15 +112,14 @@ def cases(small, large, data, device):
     ]
 
 
-def play(all_cases, old, new, large, rounds, end):
+def play(all_cases, old, new, small, large, rounds, end):
     for number in range(rounds):
         if time.monotonic() > end:
             print(f"out of time after {number} rounds", flush=True)
             return
+        warm(small)
         warm(large)
         for case in all_cases:
-            if case.name == "7B half cached":
-                warm(large)
             runs = [case.run(build) for build in (old, new, old)]
             for what in runs[0]:
                 case.times.setdefault(what, []).append([run[what] for run in runs])
@@ -153,7 +159,8 @@ def main():
                 subprocess.run([given.new / "penstock", "make-model", size, data / size, "-q"],
                                check=True)
         all_cases = cases(data / "0.6b", data / "7b", data, given.device)
-        play(all_cases, given.old, given.new, data / "7b", given.rounds, end)
+        play(all_cases, given.old, given.new, data / "0.6b", data / "7b", given.rounds,
+             end)
         tell(all_cases)
     finally:
         if not kept:

@@ -304,7 +304,7 @@ struct pen_stream {
  */
 struct pen_digests {
 	struct pen_object *object;
-	uint64_t chunk;		/* bytes, a power of two from 64 KiB to 16 MiB; no request cuts one */
+	uint64_t chunk;		/* bytes, a power of two from 64 KiB to 16 MiB */
 	uint64_t count;		/* entries of the tables; chunks beyond are not digested */
 	uint64_t *values;
 	unsigned char *states;	/* enum pen_chunk; entries of chunks that are not touched stay as
@@ -318,8 +318,8 @@ enum pen_chunk {
 	PEN_CHUNK_UNTOUCHED,	/* nothing of it was moved */
 	PEN_CHUNK_DIGESTED,	/* all of it passed, and its digest is in `values` */
 	PEN_CHUNK_UNVERIFIED,	/* only a part was moved, or by a path on which no core sees the
-				   bytes (gds, cufile-compat, mapped); auto takes none of these where
-				   digests are asked for */
+				   bytes (gds, cufile-compat, mapped); auto takes none of these
+				   where digests are asked for */
 };
 
 /* The default stream of a context has no handle of its own; these name it, as CUDA's do. */

@@ -2,8 +2,8 @@
 #ifndef ENGINE_LANE_H
 #define ENGINE_LANE_H
 /*
- * A lane is one thread with one queue and staging memory of its own. It takes requests from its list,
- * sends them through the queue, copies what landed and lets go.
+ * A lane is one thread with one queue and staging memory of its own. It takes requests from its
+ * list, sends them through the queue, copies what landed and lets go.
  *
  *   lane.c      the thread: setting up, the loop, stepping down, bringing everything home
  *   take.c      which requests it carries next, and how many

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Digesting bytes as they pass: of a read when they have landed, of a write when they are gathered,
- * each time in the lane's own buffer. A chunk lies in one request, so each entry of the table has one
- * writer, and its value does not depend on the order in which requests come home; only the states of
- * chunks that were moved in part have several writers, who all write the same.
+ * Digesting bytes as they pass: of a read when they have landed, of a write when they are
+ * gathered, each time in the lane's own buffer. A chunk lies in one request, so each entry of the
+ * table has one writer, and its value does not depend on the order in which requests come home;
+ * only the states of chunks that were moved in part have several writers, who all write the same.
  */
 #include "base/digest.h"
 #include "engine/job.h"

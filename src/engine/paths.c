@@ -59,7 +59,7 @@ const struct path_kind path_kinds[PATHS] = {
 		.lanes_host = 16,
 		.lane_worth = MIB,
 	},
-	/* A registration has a fixed cost, and the driver does one at a time, holding up everybody's
+	/* A registration has a fixed cost, and the driver does one at a time, holding up everyone's
 	 * copies: so one lane, large requests, and never beside lanes that copy. */
 	[PATH_MAPPED] = {
 		.name = "mapped",

@@ -6,8 +6,8 @@
  * what comes after it where it turns out to be barred. Choosing, stepping down, the report, explain
  * and the manual's list are all read from here.
  *
- * A path goes around the page cache or through it; a job has at most one of each at work, with lanes
- * and a list of requests of their own (schedule.h).
+ * A path goes around the page cache or through it; a job has at most one of each at work, with
+ * lanes and a list of requests of their own (schedule.h).
  */
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,9 +2,9 @@
 /*
  * One request's life, from the list to its memory or its store; the states are drawn in lane.h.
  *
- * A write that goes around the page cache travels in up to three parts, one after the other: a ragged
- * head through the cache, whole blocks around it, a ragged tail through it. Whole blocks are whole
- * pages (object_file.c sees to that), so no page is written both ways.
+ * A write that goes around the page cache travels in up to three parts, one after the other: a
+ * ragged head through the cache, whole blocks around it, a ragged tail through it. Whole blocks
+ * are whole pages (object_file.c sees to that), so no page is written both ways.
  */
 #include <errno.h>
 #include <string.h>
@@ -570,12 +570,13 @@ bool transit_issue(struct lane *lane)
 	unsigned char *memory;
 	struct range range;
 	struct slot *slot;
+	uint64_t span;
 
 	if (!take_next(lane, take_size(lane), &range))
 		return false;
 	memory = lends ? NULL : straight_to(lane, range);
-	slot = find_slot(lane, memory || lends ? 0 : (size_t)take_span(lane, range.first,
-								      range.first + range.count - 1));
+	span = take_span(lane, range.first, range.first + range.count - 1);
+	slot = find_slot(lane, memory || lends ? 0 : (size_t)span);
 	if (!slot) {
 		take_hold(lane, range);
 		return false;

@@ -33,8 +33,8 @@ struct queue_request {
 	size_t length;			/* bytes that must move */
 	size_t room;			/* >= length: a direct read may ask for this much, for
 					   alignment; what is past length is not needed */
-	unsigned char *buffer;		/* host memory; device memory where ops->on_device; set by the
-					   queue itself where ops->lends */
+	unsigned char *buffer;		/* host memory; device memory where ops->on_device; set by
+					   the queue itself where ops->lends */
 	int buffer_index;		/* of the attached piece that holds the buffer, or -1 */
 	bool write;
 	bool direct;			/* through the O_DIRECT descriptor */
@@ -58,7 +58,7 @@ struct queue_request {
 };
 
 struct queue_setup {
-	struct pen_device *device;	/* where the bytes go; for queues on the device and those that lend */
+	struct pen_device *device;	/* where the bytes go; for queues that are on_device or lend */
 	unsigned int depth;		/* most requests ever queued at once */
 	unsigned int pieces;		/* most pieces ever attached */
 	int transfer;			/* cufile's flavour: PEN_GPU_DIRECT or another of its */

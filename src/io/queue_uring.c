@@ -152,8 +152,8 @@ static void uring_attach(struct queue *queue, unsigned int index, void *memory, 
 		io_uring_register_buffers_update_tag(&state->ring, index, &iov, &tag, 1) == 1;
 }
 
-/* The kernel's index of the descriptor that a request goes by, or -1. Under the object's number: that
- * of a descriptor may be another file's tomorrow. */
+/* The kernel's index of the descriptor that a request goes by, or -1. Kept under the object's
+ * number: that of a descriptor may be another file's tomorrow. */
 static int fixed_file(struct uring_state *state, const struct queue_request *request, int fd)
 {
 	uint64_t key = request->object->id * 2 + request->direct;

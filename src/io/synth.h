@@ -2,11 +2,11 @@
 #ifndef IO_SYNTH_H
 #define IO_SYNTH_H
 /*
- * A made-up store: what object_synth.c describes and queue_synth.c plays. The model is a pipe:
- * a request waits for its turn on a wire of `rate` bytes a second, then for `latency`; with more
- * than `knee` bytes in flight the wire is 30 % slower. Zero switches a term off. What it wishes of
- * requests - least, best and most bytes, resent whole, when to retry - is in its object_info, as for
- * any store: so stores that are no files can be played without one.
+ * A made-up store: what object_synth.c describes and queue_synth.c plays. The model is a pipe: a
+ * request waits for its turn on a wire of `rate` bytes a second, then for `latency`; with more
+ * than `knee` bytes in flight the wire is 30 % slower. Zero switches a term off. What it wishes
+ * of requests - least, best and most bytes, resent whole, when to retry - is in its object_info,
+ * as for any store: so stores that are no files can be played without one.
  */
 #include <stdatomic.h>
 #include <stdbool.h>

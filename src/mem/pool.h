@@ -2,10 +2,11 @@
 #ifndef MEM_POOL_H
 #define MEM_POOL_H
 /*
- * The pool of staging memory. The process keeps pieces: equal blocks of huge-page memory, registered
- * once with the device they serve and then reused by job after job. What a job's lanes need from
- * the start is made as one slab: that takes half the time of making it piece by piece, or less, and
- * a registration holds up everybody's copies. What a lane does with its pieces: staging.h.
+ * The pool of staging memory. The process keeps pieces: equal blocks of huge-page memory,
+ * registered once with the device they serve and then reused by job after job. What a job's lanes
+ * need from the start is made as one slab: that takes half the time of making it piece by piece,
+ * or less, and a registration holds up everybody's copies. What a lane does with its pieces:
+ * staging.h.
  *
  * Invariants
  *   1. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
@@ -34,7 +35,7 @@ struct piece {
 struct piece_budget {
 	atomic_int left;		/* pieces that may still be taken */
 	atomic_int kept;		/* of `left`: PIECE_TOGETHER and PIECE_FIRST to come */
-	int together;			/* of `kept`: PIECE_TOGETHER to come; under the pool's lock */
+	int together;			/* of `kept`: PIECE_TOGETHER; under the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	size_t piece_size;
 };
@@ -44,7 +45,7 @@ void budget_count(struct piece_budget *budget, int64_t bytes);
 
 /* Which piece a lane asks for. The first two are kept for it, so that no lane is left without. */
 enum piece_need {
-	PIECE_TOGETHER,		/* one of those that all lanes take at the start, made as one slab */
+	PIECE_TOGETHER,		/* of those that all lanes take at the start, made as one slab */
 	PIECE_FIRST,		/* its first, by itself */
 	PIECE_MORE,		/* a further one, while the budget has any to spare */
 };

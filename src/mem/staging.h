@@ -2,9 +2,9 @@
 #ifndef MEM_STAGING_H
 #define MEM_STAGING_H
 /*
- * What one lane stages in: a few pieces of the pool, cut into slots as requests need them. A slot is
- * the lowest free stretch that fits, so light use stays in a few hot megabytes, and it never crosses
- * a piece, so it never straddles two registrations.
+ * What one lane stages in: a few pieces of the pool, cut into slots as requests need them. A slot
+ * is the lowest free stretch that fits, so light use stays in a few hot megabytes, and it never
+ * crosses a piece, so it never straddles two registrations.
  *
  *   FREE --staging_take--> FILLING or COPYING (the lane says who owns it) --staging_put--> FREE
  *

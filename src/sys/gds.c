@@ -206,7 +206,8 @@ static bool real_on_block(int fd, char *reason, size_t size)
 	kind = block_kind(folder, 3);
 	if (((kind == BLOCK_NVME || kind == BLOCK_NVME_STRIPED) &&
 	     (serves(STORE_NVME) || serves(STORE_NVMEOF))) ||
-	    (kind == BLOCK_NVME && cufile_facts()->p2pdma) || (kind == BLOCK_SCSI && serves(STORE_SCSI)))
+	    (kind == BLOCK_NVME && cufile_facts()->p2pdma) ||
+	    (kind == BLOCK_SCSI && serves(STORE_SCSI)))
 		return true;
 	snprintf(reason, size, "cuFile would run in compatibility mode: %s",
 		 kind == BLOCK_OTHER ? "the file is not on NVMe" :

@@ -2,9 +2,9 @@
 #ifndef SYS_GDS_H
 #define SYS_GDS_H
 /*
- * Is it the real thing? cuFile falls back to its compatibility mode, which stages in host memory, and
- * does not say so. Whether bytes could go around the host is read from what the system shows: of a
- * machine before the library is even loaded, of a file once it is.
+ * Is it the real thing? cuFile falls back to its compatibility mode, which stages in host memory,
+ * and does not say so. Whether bytes could go around the host is read from what the system shows:
+ * of a machine before the library is even loaded, of a file once it is.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One job between one store and any memories: the host's and those of two GPUs, in both directions,
- * with constant bytes between them, each device behind a stream of its own. The second GPU is a fake;
- * where the driver is a real one with a single GPU, a second handle of that stands in for it.
+ * One job between one store and any memories: the host's and those of two GPUs, in both
+ * directions, with constant bytes between them, each device behind a stream of its own. The
+ * second GPU is a fake; where the driver is a real one with a single GPU, a second handle of that
+ * stands in for it.
  */
 #include "kit.h"
 #include "io/object.h"

@@ -21,7 +21,8 @@ TEST(names_are_understood)
 {
 	CHECK_EQ(open_store("pattern:1000", PEN_READ), 0);
 	CHECK_EQ(pen_object_size(object), 1000);
-	CHECK(object->ops->transport == TRANSPORT_SYNTH && synth_of(object)->pattern && !object->info.offset_align);
+	CHECK_EQ(object->ops->transport, TRANSPORT_SYNTH);
+	CHECK(synth_of(object)->pattern && !object->info.offset_align);
 	pen_object_close(object);
 	CHECK_EQ(open_store("pattern:1.5G,latency=5ms,rate=2GB,knee=8M", PEN_READ), 0);
 	CHECK_EQ(pen_object_size(object), 3ull << 29);

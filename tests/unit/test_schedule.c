@@ -320,7 +320,8 @@ TEST(one_lane_takes_one_path)
 	CHECK_EQ(schedule->path_count, 1);
 	CHECK_EQ(schedule->paths[0].lanes, 1);
 	CHECK_EQ(schedule->work[THROUGH].bytes + schedule->work[AROUND].bytes, 16 * MIB);
-	CHECK_EQ(schedule->work[THROUGH].count + schedule->work[AROUND].count, schedule->plan->request_count);
+	CHECK_EQ(schedule->work[THROUGH].count + schedule->work[AROUND].count,
+		 schedule->plan->request_count);
 	schedule_free(schedule);
 	close_all();
 }

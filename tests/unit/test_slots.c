@@ -75,7 +75,8 @@ static void check_slot(const struct slot *slot, size_t pages)
 
 static struct slot *take(size_t size)
 {
-	struct slot *slot = staging_take(&staging, size * os_page_size(), chance(2) ? SLOT_FILLING : SLOT_COPYING);
+	struct slot *slot = staging_take(&staging, size * os_page_size(),
+					 chance(2) ? SLOT_FILLING : SLOT_COPYING);
 
 	if (!slot)
 		return NULL;
