@@ -58,7 +58,7 @@ struct queue_request {
 };
 
 struct queue_setup {
-	struct pen_device *device;	/* where the bytes go; for queues that are on_device or lend */
+	struct pen_device *device;	/* where bytes go; for queues on_device or that lend */
 	unsigned int depth;		/* most requests ever queued at once */
 	unsigned int pieces;		/* most pieces ever attached */
 	int transfer;			/* cufile's flavour: PEN_GPU_DIRECT or another of its */
