@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# The front door. `make` builds, `make demo` shows, `make test` tests; meson does the work.
+# The front door. `make` builds, `make demo` shows, `make check` tests the most of it, `make test`
+# all; meson does the work.
 
 PREFIX ?= /usr/local
 BUILD ?= build
@@ -28,6 +29,10 @@ test:
 	@tools/setup.sh test
 	@tools/test.sh
 
+check:
+	@tools/setup.sh test
+	@tools/test.sh --quick
+
 install: compile
 	@meson configure $(BUILD) --prefix $(abspath $(PREFIX)) --libdir lib >/dev/null
 	@meson install -C $(BUILD) --tags runtime,devel,man --quiet >/dev/null
@@ -54,4 +59,4 @@ bench: compile
 clean:
 	rm -rf build build-asan build-tsan
 
-.PHONY: all compile demo test install uninstall gpu-test gpu-bench gpu-compare bench clean
+.PHONY: all compile demo test check install uninstall gpu-test gpu-bench gpu-compare bench clean

@@ -3,8 +3,14 @@
 
 A C program answers --list with its cases and runs one by name; each becomes a pytest item, once
 per build (plain, asan, tsan). The plain closing line is what people and CI read.
+
+With pytest-xdist (-n) tests run at the same time, except those that measure time, memory or the
+page cache: they are marked `alone`, come last, and hold a lock that all others share.
 """
+import fcntl
 import os
+import platform
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -17,16 +23,35 @@ os.environ["TERM"] = "xterm"
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = {"plain": ROOT / "build", "asan": ROOT / "build-asan", "tsan": ROOT / "build-tsan"}
+if "PENSTOCK_TEST_BUILDS" in os.environ:
+    BUILDS = {label: BUILDS[label] for label in os.environ["PENSTOCK_TEST_BUILDS"].split(",")}
 # Under the thread sanitizer only what has threads; the rest would only cost time.
 TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "groups", "streams", "tuner", "pool")
 
+# The sanitizer of clang 14 looks for leaks on ARM by walking all of 48 bits of addresses: three
+# seconds for each process. There, only the programs that come through most of the engine are asked.
+LEAK_PROGRAMS = ("conform_", "fuzz_") if platform.machine() == "aarch64" else ("",)
 
-def environment(build: Path) -> dict:
+
+def every_cell() -> str:
+    """Whether a C case may leave out what this machine cannot run: not on ext4, with the fakes."""
+    where = os.environ.get("TMPDIR") or "/tmp"
+    kind = subprocess.run(["stat", "-f", "-c", "%T", where], capture_output=True, text=True)
+    return "1" if kind.stdout.startswith("ext") else "0"
+
+
+# A kernel that forbids io_uring, say: PENSTOCK_EVERY_CELL=0 lets the cases run what there is.
+EVERY_CELL = os.environ.get("PENSTOCK_EVERY_CELL") or every_cell()
+
+
+def environment(build: Path, program: str = "") -> dict:
     env = dict(os.environ)
     env["LD_LIBRARY_PATH"] = str(build / "tests/fakes")
     env["FAKE_CUDA_STRICT"] = "1"
+    env["PENSTOCK_EVERY_CELL"] = EVERY_CELL
     env["FAKE_CUDA_ABORT_ON_LEAK"] = "1"
-    env["ASAN_OPTIONS"] = "detect_leaks=1:abort_on_error=0"
+    leaks = program.startswith(LEAK_PROGRAMS)
+    env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks)}:abort_on_error=0"
     env["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
     env["TSAN_OPTIONS"] = "halt_on_error=1"
     return env
@@ -38,6 +63,8 @@ class CProgram(pytest.File):
     def collect(self):
         relative = self.path.relative_to(ROOT / "tests").with_suffix("")
         name = str(relative).replace("/", "_")
+        marks = {case: mark.lower() for mark, case in
+                 re.findall(r"^TEST_(ALONE|SLOW)\((\w+)\)", self.path.read_text(), re.MULTILINE)}
         for label, build in BUILDS.items():
             program = build / "tests" / name
             if label == "tsan" and not any(word in name for word in TSAN_PROGRAMS):
@@ -47,8 +74,11 @@ class CProgram(pytest.File):
             listed = subprocess.run([program, "--list"], env=environment(build), text=True,
                                     capture_output=True, timeout=60, check=True)
             for case in listed.stdout.split():
-                yield CCase.from_parent(self, name=f"{case}[{label}]", program=program,
-                                        case=case, build=build)
+                item = CCase.from_parent(self, name=f"{case}[{label}]", program=program,
+                                         case=case, build=build)
+                if case in marks:
+                    item.add_marker(marks[case])
+                yield item
 
 
 class CCase(pytest.Item):
@@ -57,8 +87,8 @@ class CCase(pytest.Item):
         self.program, self.case, self.build = program, case, build
 
     def runtest(self):
-        done = subprocess.run([self.program, self.case], env=environment(self.build), text=True,
-                              capture_output=True, timeout=300, errors="replace")
+        done = subprocess.run([self.program, self.case], text=True, errors="replace", timeout=300,
+                              env=environment(self.build, self.program.name), capture_output=True)
         if done.returncode == 77:
             pytest.skip(done.stdout.strip())
         if done.returncode:
@@ -82,6 +112,29 @@ def pytest_collect_file(parent, file_path):
             and file_path.parent.name in ("unit", "conform", "fault", "fuzz", "crash", "gpu"):
         return CProgram.from_parent(parent, path=file_path)
     return None
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: it measures, so nothing may run beside it")
+    config.addinivalue_line("markers", "slow: `make check` leaves it out")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    # Waiting is no part of the test: it counts neither as its time nor against its limit.
+    lock = os.open(ROOT / "tests", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
 
 
 def pytest_unconfigure(config):

@@ -1,9 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Builds everything three times - plain, address and undefined-behaviour sanitizers, thread
-# sanitizer - with warnings as errors, and runs all tests. Arguments go to pytest.
+# sanitizer - with warnings as errors, and runs all tests, as many at a time as there are cores.
+#   tools/test.sh [ARGUMENTS]            arguments go to pytest
+#   tools/test.sh --quick [ARGUMENTS]    the plain build, without what is slow or measures
 set -eu
 cd "$(dirname "$0")/.."
+
+quick=
+if [ "${1:-}" = --quick ]; then
+	quick=yes
+	shift
+fi
 
 configure() {
 	directory=$1
@@ -17,11 +25,20 @@ configure() {
 	ninja -C "$directory" --quiet
 }
 
+test_with() {
+	exec .venv/bin/python -m pytest -q -p no:cacheprovider -n "$(nproc)" "$@"
+}
+
 options= configure build env CC="${CC:-gcc}"
+if [ -n "$quick" ]; then
+	PENSTOCK_TEST_BUILDS=plain
+	export PENSTOCK_TEST_BUILDS
+	test_with -m "not slow and not alone" tests "$@"
+fi
 # Sanitizers come with clang, which also gives the code a second compiler's eye. An interpreter that
 # is not sanitized cannot load what is, so Python is left out.
 alike="-Db_lundef=false -Dpython=disabled"
 options="-Db_sanitize=address,undefined $alike" configure build-asan env CC=clang
 options="-Db_sanitize=thread $alike" configure build-tsan env CC=clang
 
-exec .venv/bin/python -m pytest -q -p no:cacheprovider tests "$@"
+test_with tests "$@"

@@ -358,6 +358,7 @@ def test_name_that_is_no_utf8_is_still_valid_json(penstock, source, tmp_path):
     assert penstock.fails("copy", name + b"gone", "host:")["errno"] == "ENOENT"
 
 
+@pytest.mark.alone
 def test_made_up_store_keeps_to_its_rate(penstock):
     report = penstock.report("pattern:20M,rate=40M,latency=1ms", "host:", "--verify")
     assert 0.4 < report["seconds"] < 1.5

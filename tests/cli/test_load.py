@@ -401,6 +401,7 @@ def test_ceiling_of_cached_files_on_the_gpu_is_the_copies(gpu, large):
     check_ceiling(report, report["bytes"] / ceiling["copy_gb_per_s"] / 1e9)
 
 
+@pytest.mark.alone
 def test_ceiling_takes_little_time_and_can_be_left_out(penstock, large):
     report = on_host(penstock, large, "--no-ceiling")
     assert report["ceiling"] is None and "ceiling_reason" not in report

@@ -134,7 +134,7 @@ TEST(memory_of_the_caller_takes_bytes_at_any_address)
 	pen_device_close(gpu);
 }
 
-TEST(work_queued_on_the_callers_stream_comes_first)
+TEST_SLOW(work_queued_on_the_callers_stream_comes_first)
 {
 	struct pen_device *gpu = open_gpu();
 	struct pen_options options = PEN_OPTIONS_INIT;

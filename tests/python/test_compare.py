@@ -24,6 +24,8 @@ from penstock.compare.__main__ import main, names, rounds
 from penstock.compare.loaders import BY_NAME
 from penstock.compare.model import ModelError, model_open
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = Path(penstock.__file__).resolve().parents[1]
 

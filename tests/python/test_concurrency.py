@@ -15,6 +15,8 @@ import penstock
 from support import (MIB, Talk, assert_same, in_use, python, random_tensor, same,
                      settled)
 
+pytestmark = pytest.mark.slow
+
 NO_FORK = "CUDA does not survive a fork; see the tests that spawn"
 
 
@@ -93,6 +95,7 @@ def test_a_stream_may_wander_between_threads(few):
     assert_same(got, tensors)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["load_file", "stream", "get_tensor"])
 def test_other_threads_run_meanwhile(holes, way):
     """The interpreter lock is free during a load: another thread ticks all the time."""
@@ -309,6 +312,7 @@ INTERRUPTED = """
     """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["load_file", "stream", "prefetch", "join", "progress"])
 def test_ctrl_c_stops_a_load_at_once_and_frees_everything(holes, way):
     with Talk(INTERRUPTED, holes, way) as child:
@@ -325,6 +329,7 @@ def test_ctrl_c_stops_a_load_at_once_and_frees_everything(holes, way):
         child.end()
 
 
+@pytest.mark.alone
 def test_a_signal_handler_that_returns_does_not_disturb_a_load(holes):
     calls = []
     old = signal.signal(signal.SIGALRM, lambda *_: calls.append(time.monotonic()))
@@ -379,6 +384,7 @@ def test_a_load_joins_its_prefetch(big, device):
     assert settled(device, before + 16 * MIB) < before + 16 * MIB
 
 
+@pytest.mark.alone
 def test_a_prefetch_returns_at_once_and_works_without_being_held(big):
     path, tensors = big
     start = time.monotonic()
@@ -440,6 +446,7 @@ def test_a_prefetch_of_the_default_device(few):
     assert_same(penstock.load_file(path, device), tensors)
 
 
+@pytest.mark.alone
 def test_a_cancelled_prefetch_frees_and_the_load_is_right(holes, few):
     path, tensors = few
     penstock.load_file(path)

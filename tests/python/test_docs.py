@@ -13,6 +13,8 @@ import torch
 import penstock
 from support import environment
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs/python.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -24,6 +24,7 @@ PUBLIC = sorted(name for name in getattr(penstock, "__all__", []) if not name.st
 
 # ------------------------------------------------------------------------------------ importing --
 
+@pytest.mark.alone
 def test_import_takes_less_than_50_ms(tmp_path):
     """Inside the interpreter and by the clock of the caller. Noise only adds: the best counts.
 
@@ -168,6 +169,7 @@ FIELDS = ["bytes", "storage_bytes", "seconds", "setup_seconds", "gb_per_s", "cpu
           "refused"]
 
 
+@pytest.mark.alone
 def test_a_report_adds_up(big, device):
     from time import perf_counter
 

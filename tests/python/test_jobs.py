@@ -45,6 +45,7 @@ def test_what_a_stopped_job_writes_into_outlives_it():
     assert done.stdout.strip() == "job gone, memory gone, stopped"
 
 
+@pytest.mark.alone
 def test_a_job_that_is_stopped_elsewhere_gives_no_memory_yet(tmp_path):
     """Neither does it take part in anything else: its handle is being waited for."""
     python("""

@@ -4,6 +4,8 @@ import pytest
 
 from support import MIB, python, write_holes
 
+pytestmark = pytest.mark.slow
+
 # Runs `work` and prints by how much anonymous memory grew at most, in bytes.
 MEASURE = """
     import gc, sys, threading, time

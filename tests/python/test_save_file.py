@@ -428,6 +428,7 @@ def test_a_folder_that_may_not_be_written_leaves_the_old_file(tmp_path):
         tmp_path.chmod(0o700)
 
 
+@pytest.mark.alone
 def test_ctrl_c_stops_a_save_and_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"old")

@@ -168,7 +168,7 @@ def test_too_many_indices_are_refused(cube, index):
 
 
 @pytest.mark.parametrize("index", ["a", ("a",), (1.5,), ([0, 2],), (S("a", "b"),), (S(0.5, 1),),
-                                   (object(),), {"a": 1}], ids=str)
+                                   (object,), {"a": 1}], ids=str)
 def test_other_things_are_refused(cube, index):
     path, _ = cube
     with pytest.raises(REFUSED):

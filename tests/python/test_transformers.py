@@ -25,6 +25,8 @@ import penstock._load
 from support import outcome
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "vocab_size": 128}
 GROUPED = {**SMALL, "num_key_value_heads": 2}

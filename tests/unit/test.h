@@ -46,6 +46,11 @@ static struct test_case *test_first, **test_last = &test_first;
 	}                                                                      \
 	static void test_##name(void)
 
+/* A case that measures time, memory or the page cache: tests/conftest.py runs nothing beside it. */
+#define TEST_ALONE(name) TEST(name)
+/* A case that takes more than some seconds: `make check` leaves it out. */
+#define TEST_SLOW(name) TEST(name)
+
 #define CHECK(condition)                                                       \
 	do {                                                                   \
 		if (!(condition)) {                                            \
@@ -100,6 +105,14 @@ static int test_run(struct test_case *test)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
+/* The process that only waits for its cases has nothing that could leak, and where a sanitizer
+ * looks for leaks at exit that can take seconds. */
+static void test_end(int status)
+{
+	fflush(stdout);
+	_exit(status);
+}
+
 #define TEST_MAIN                                                              \
 	int main(int argc, char **argv)                                        \
 	{                                                                      \
@@ -116,12 +129,12 @@ static int test_run(struct test_case *test)
 			found = true;                                          \
 			int rc = test_run(t);                                  \
 			if (argc > 1)                                          \
-				return rc;                                     \
+				test_end(rc);                                  \
 			printf("%s %s\n", rc == 0 ? "pass" : rc == TEST_SKIPPED ? "skip" : "FAIL", \
 			       t->name);                                       \
 			bad_cases |= rc != 0 && rc != TEST_SKIPPED;            \
 		}                                                              \
-		return bad_cases || !found;                                    \
+		test_end(bad_cases || !found);                                 \
 	}
 
 #include <signal.h>

@@ -449,7 +449,7 @@ static cuda_pointer foreign_memory(size_t size)
 	return pointer;
 }
 
-TEST(a_job_reads_ahead_while_the_device_starts)
+TEST_ALONE(a_job_reads_ahead_while_the_device_starts)
 {
 	struct pen_report report = PEN_REPORT_INIT;
 	static unsigned char bytes[64 << 20];
@@ -482,7 +482,7 @@ TEST(a_job_reads_ahead_while_the_device_starts)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
-TEST(a_slow_driver_delays_what_needs_it_and_nothing_else)
+TEST_ALONE(a_slow_driver_delays_what_needs_it_and_nothing_else)
 {
 	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_object *object;

@@ -454,7 +454,7 @@ static void close_an_inherited_fence(void)
 	_exit(0);
 }
 
-TEST(a_child_closes_a_fence_of_a_busy_parent)
+TEST_SLOW(a_child_closes_a_fence_of_a_busy_parent)
 {
 	pthread_t threads[4];
 
@@ -489,7 +489,7 @@ static void *fork_late(void *took)
 	return NULL;
 }
 
-TEST(a_fork_does_not_wait_for_a_device_that_is_starting)
+TEST_ALONE(a_fork_does_not_wait_for_a_device_that_is_starting)
 {
 	uint64_t took = 0, begin = os_now();
 	pthread_t thread;

@@ -74,7 +74,7 @@ TEST(progress_grows_to_the_total)
 	close_all(32 * MIB);
 }
 
-TEST(waiting_for_a_time_ends_on_time)
+TEST_ALONE(waiting_for_a_time_ends_on_time)
 {
 	uint64_t begin;
 
@@ -100,7 +100,7 @@ TEST(a_wait_without_end_is_a_wait)
 	close_all(MIB);
 }
 
-TEST(a_cancelled_job_comes_home_soon_and_says_so)
+TEST_ALONE(a_cancelled_job_comes_home_soon_and_says_so)
 {
 	struct pen_progress now;
 	uint64_t begin;
@@ -297,7 +297,7 @@ TEST(a_gpu_too_small_for_the_memory_to_allocate_fails_the_job)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
-TEST(start_up_and_reading_overlap)
+TEST_ALONE(start_up_and_reading_overlap)
 {
 	static unsigned char bytes[64 << 20];
 	uint64_t begin;

@@ -85,7 +85,7 @@ static void check_speed(bool fast)
 #define FAR "pattern:4G,latency=30ms,rate=2G"
 #define FAR_BEST ((double)(2048 * MIB) / 1e9)
 
-TEST(a_store_with_a_knee_is_kept_below_it)
+TEST_ALONE(a_store_with_a_knee_is_kept_below_it)
 {
 	struct pen_report report;
 	unsigned int tries = 0;
@@ -98,7 +98,7 @@ TEST(a_store_with_a_knee_is_kept_below_it)
 	done();
 }
 
-TEST(a_far_store_gets_much_in_flight)
+TEST_ALONE(a_far_store_gets_much_in_flight)
 {
 	struct pen_report report;
 	unsigned int tries = 0;
@@ -115,7 +115,7 @@ TEST(a_far_store_gets_much_in_flight)
 	done();
 }
 
-TEST(the_opposite_setting_is_worse_on_either_store)
+TEST_ALONE(the_opposite_setting_is_worse_on_either_store)
 {
 	struct pen_options deep = PEN_OPTIONS_INIT, shallow = PEN_OPTIONS_INIT;
 	struct pen_report few, many;

@@ -121,7 +121,7 @@ TEST(null_reads_are_zeros)
 	pen_object_close(object);
 }
 
-TEST(each_request_waits_its_latency_and_all_wait_together)
+TEST_ALONE(each_request_waits_its_latency_and_all_wait_together)
 {
 	double seconds;
 
@@ -137,7 +137,7 @@ TEST(each_request_waits_its_latency_and_all_wait_together)
 	pen_object_close(object);
 }
 
-TEST(all_requests_share_the_rate)
+TEST_ALONE(all_requests_share_the_rate)
 {
 	double seconds;
 
@@ -151,7 +151,7 @@ TEST(all_requests_share_the_rate)
 	pen_object_close(object);
 }
 
-TEST(beyond_the_knee_the_rate_falls)
+TEST_ALONE(beyond_the_knee_the_rate_falls)
 {
 	double below = 1, above;
 

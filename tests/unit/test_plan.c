@@ -689,7 +689,7 @@ TEST(a_million_rows_are_planned_quickly)
 	plan_free(plan);
 }
 
-TEST(a_long_extent_over_many_short_ones_is_planned_quickly)
+TEST_ALONE(a_long_extent_over_many_short_ones_is_planned_quickly)
 {
 	const size_t count = 40000;
 	struct pen_extent *many = calloc(count + 1, sizeof(*many));

@@ -82,7 +82,7 @@ TEST(short_moves_half_or_what_it_is_told)
 	CHECK_EQ(pattern_check(memory, 400000, 0), 400000);
 }
 
-TEST(delay_brings_it_home_late)
+TEST_ALONE(delay_brings_it_home_late)
 {
 	uint64_t begin = os_now();
 

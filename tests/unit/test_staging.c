@@ -290,7 +290,7 @@ static int slow_lane(const char *call)
 }
 
 /* Where all is registered already there is nothing to wait for. */
-TEST(a_slow_lane_holds_nobody_up)
+TEST_ALONE(a_slow_lane_holds_nobody_up)
 {
 	struct pen_options options = copying(6);
 	struct pen_progress progress;
@@ -317,7 +317,7 @@ TEST(a_slow_lane_holds_nobody_up)
 }
 
 /* The last lane closes the stream, and that may take as long as the caller's own work. */
-TEST(who_waits_a_moment_waits_a_moment)
+TEST_ALONE(who_waits_a_moment_waits_a_moment)
 {
 	struct pen_options options = copying(2);
 	struct pen_object *object;
