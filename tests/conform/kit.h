@@ -13,8 +13,11 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
 #include "base/pattern.h"
 #include "penstock.h"
 #include "../unit/test.h"
@@ -90,6 +93,27 @@ KIT void kit_words(const char *file, int line, const char *call, int rc)
 			exit(1);                                               \
 		}                                                              \
 	} while (0)
+
+/*
+ * Something that this machine cannot run. On the machines that are known to have all of it (see
+ * tests/conftest.py) that is a failure, or a case would pass without what it is named after.
+ */
+__attribute__((format(printf, 1, 2)))
+KIT void kit_not_run(const char *format, ...)
+{
+	const char *every = getenv("PENSTOCK_EVERY_CELL");
+	va_list args;
+
+	va_start(args, format);
+	printf("not run: ");
+	vprintf(format, args);
+	printf("\n");
+	va_end(args);
+	if (!every || strcmp(every, "1"))
+		return;
+	fprintf(stderr, "not run, but this machine should: PENSTOCK_EVERY_CELL is 1\n");
+	exit(1);
+}
 
 /* The call fails with this errno, and in words. */
 #define REFUSED(wanted, call)                                                   \
@@ -280,13 +304,49 @@ KIT struct pen_device *kit_device(const char *name)
 	struct pen_device *device;
 
 	setenv("FAKE_CUDA_DEVICES", "2", 0);
-	if (pen_device_open(name, &device, &kit_err))
-		return NULL;
-	if (pen_device_ready(device, &kit_err)) {
+	if (!pen_device_open(name, &device, &kit_err)) {
+		if (!pen_device_ready(device, &kit_err))
+			return device;
 		pen_device_close(device);
-		return NULL;
 	}
-	return device;
+	kit_not_run("%s: %s", name, kit_err.message);
+	return NULL;
+}
+
+/* Does the disk folder do what the engine does with a disk? Asked of the kernel, not the engine. */
+KIT bool kit_has_direct(void)
+{
+	const long tmpfs = 0x01021994;
+	struct statfs fs;
+	char path[300];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/direct", kit_folder(DISK));
+	fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+	unlink(path);
+	if (fd < 0)
+		return false;
+	CHECK(!fstatfs(fd, &fs));
+	close(fd);
+	return (long)fs.f_type != tmpfs;
+}
+
+KIT bool kit_has_uring(void)
+{
+	struct io_uring_params params = { 0 };
+	int fd = (int)syscall(__NR_io_uring_setup, 4, &params);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+KIT bool kit_has_path(const struct pen_report *report, const char *name)
+{
+	for (uint32_t i = 0; i < report->path_count; i++)
+		if (!strcmp(report->paths[i].path, name) && report->paths[i].bytes)
+			return true;
+	return false;
 }
 
 #endif

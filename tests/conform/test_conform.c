@@ -4,9 +4,11 @@
  * of the page cache and the options that force one queue or another; a cell is one combination
  * that makes sense. Each case is one behaviour, run in all cells; every byte that arrives is
  * checked against the pattern, the bytes around it against a guard, and every report against its
- * own sums and the memory promise.
+ * own sums and the memory promise. A cell also proves its route: the report of its jobs must name
+ * the path that the row names.
  *
- * With the fake drivers (LD_LIBRARY_PATH) there are two GPUs; with none, only the host's cells run.
+ * With the fake drivers (LD_LIBRARY_PATH) there are two GPUs. What a machine cannot run is named on
+ * standard output (kit_not_run); a case of which nothing can run is skipped.
  */
 #include <pthread.h>
 #include <time.h>
@@ -19,9 +21,16 @@
 enum { ON_DISK = 1, ON_SHM = 2, MADE_UP = 4, FILES = ON_DISK | ON_SHM, ANYWHERE = 7 };
 enum { TO_HOST = 1, TO_GPU = 2, TO_ANY = 3 };
 enum { READS = 1, WRITES = 2, BOTH = 3 };
+/* Cases whose jobs are too small for a ring of their own, or of which none ends well. */
+enum { SMALL = 4, WITHOUT_REPORT = 8 };
+
+#define URING "direct-uring"
+#define THREADS "direct-threads"
+#define COMPAT "cufile-compat"
 
 struct route {
 	const char *name;
+	const char *path;		/* on a disk, as the report calls it */
 	int transfer;
 	unsigned int stores, devices, directions;
 	bool hot;			/* in the page cache; else dropped from it */
@@ -32,23 +41,24 @@ struct route {
 };
 
 static const struct route routes[] = {
-	{ "auto, cold", PEN_AUTO, ANYWHERE, TO_ANY, BOTH },
-	{ "auto, hot", PEN_AUTO, FILES, TO_ANY, READS, .hot = true },
-	{ "auto, no io_uring", PEN_AUTO, ON_DISK, TO_ANY, BOTH, .no_uring = true },
-	{ "auto, wrapped", PEN_AUTO, ANYWHERE, TO_ANY, BOTH, .inject = "delay:1000000:1ms" },
-	{ "auto, small requests", PEN_AUTO, ANYWHERE, TO_ANY, BOTH, .memory_limit = 1 << 20,
+	{ "auto, cold", URING, PEN_AUTO, ANYWHERE, TO_ANY, BOTH },
+	{ "auto, hot", "cached", PEN_AUTO, FILES, TO_ANY, READS, .hot = true },
+	{ "auto, no io_uring", THREADS, PEN_AUTO, ON_DISK, TO_ANY, BOTH, .no_uring = true },
+	{ "auto, wrapped", URING, PEN_AUTO, ANYWHERE, TO_ANY, BOTH,
+	  .inject = "delay:1000000:1ms" },
+	{ "auto, small requests", URING, PEN_AUTO, ANYWHERE, TO_ANY, BOTH, .memory_limit = 1 << 20,
 	  .request_size = 64 << 10, .lanes = 3, .depth = 8 },
-	{ "auto, hot, small requests", PEN_AUTO, FILES, TO_ANY, READS, .hot = true,
+	{ "auto, hot, small requests", "cached", PEN_AUTO, FILES, TO_ANY, READS, .hot = true,
 	  .memory_limit = 1 << 20, .request_size = 16 << 10, .lanes = 2 },
-	{ "CPU_ONLY", PEN_CPU_ONLY, ANYWHERE, TO_HOST, BOTH },
-	{ "CPU_GPU", PEN_CPU_GPU, ANYWHERE, TO_GPU, BOTH },
-	{ "CPU_ASYNC_GPU", PEN_CPU_ASYNC_GPU, ANYWHERE, TO_GPU, BOTH },
-	{ "CPU_CACHED_GPU", PEN_CPU_CACHED_GPU, ANYWHERE, TO_GPU, BOTH },
-	{ "MAPPED", PEN_MAPPED, FILES, TO_GPU, READS, .hot = true },
-	{ "GPU_DIRECT", PEN_GPU_DIRECT, ON_DISK, TO_GPU, BOTH },
-	{ "GPU_DIRECT_ASYNC", PEN_GPU_DIRECT_ASYNC, ON_DISK, TO_GPU, BOTH },
-	{ "GPU_BATCH", PEN_GPU_BATCH, ON_DISK, TO_GPU, BOTH },
-	{ "GPU_BATCH_STREAM", PEN_GPU_BATCH_STREAM, ON_DISK, TO_GPU, BOTH },
+	{ "CPU_ONLY", URING, PEN_CPU_ONLY, ANYWHERE, TO_HOST, BOTH },
+	{ "CPU_GPU", URING, PEN_CPU_GPU, ANYWHERE, TO_GPU, BOTH },
+	{ "CPU_ASYNC_GPU", URING, PEN_CPU_ASYNC_GPU, ANYWHERE, TO_GPU, BOTH },
+	{ "CPU_CACHED_GPU", "cached", PEN_CPU_CACHED_GPU, ANYWHERE, TO_GPU, BOTH },
+	{ "MAPPED", "mapped", PEN_MAPPED, FILES, TO_GPU, READS, .hot = true },
+	{ "GPU_DIRECT", COMPAT, PEN_GPU_DIRECT, ON_DISK, TO_GPU, BOTH },
+	{ "GPU_DIRECT_ASYNC", COMPAT, PEN_GPU_DIRECT_ASYNC, ON_DISK, TO_GPU, BOTH },
+	{ "GPU_BATCH", COMPAT, PEN_GPU_BATCH, ON_DISK, TO_GPU, BOTH },
+	{ "GPU_BATCH_STREAM", COMPAT, PEN_GPU_BATCH_STREAM, ON_DISK, TO_GPU, BOTH },
 };
 
 /* A file (or synthetic object) of `size` bytes with the pattern in [from, from + length). */
@@ -71,6 +81,7 @@ struct cell {
 	unsigned char *mirror;		/* of the host, as large */
 	struct pen_options options;
 	struct pen_report report;	/* of the last transfer */
+	bool declined;			/* the case is not about this cell */
 };
 
 static const char *const device_names[] = { "host", "cuda:0", "cuda:1" };
@@ -123,16 +134,93 @@ static void name_objects(struct cell *cell, const struct shape *shape)
 	}
 }
 
-static void run_cell(struct cell *cell, const struct shape *shape, void (*run)(struct cell *))
+/* ------------------------------------------------------------------------ proving the route -- */
+
+static const char *const path_names[] = {
+	URING, THREADS, "cached", "mapped", "gds", COMPAT, "synthetic",
+};
+static atomic_uint taken;		/* bits of path_names: where bytes went in this cell */
+
+static unsigned int path_bit(const char *name)
 {
+	for (unsigned int i = 0; i < COUNT(path_names); i++)
+		if (!strcmp(path_names[i], name))
+			return 1u << i;
+	fprintf(stderr, "%s is no path that this suite knows\n", name);
+	exit(1);
+}
+
+static void note_paths(const struct pen_report *report)
+{
+	for (uint32_t i = 0; i < report->path_count; i++)
+		if (report->paths[i].bytes)
+			taken |= path_bit(report->paths[i].path);
+}
+
+static const char *path_of(const struct cell *cell, unsigned int flags)
+{
+	const char *path = cell->route->path;
+
+	if (cell->store == MADE_UP)
+		return "synthetic";
+	/* There is nothing to go around in memory. */
+	if (cell->store == ON_SHM)
+		return strcmp(path, "mapped") ? "cached" : path;
+	return flags & SMALL && !strcmp(path, URING) ? THREADS : path;
+}
+
+static void check_route(const struct cell *cell, unsigned int flags)
+{
+	const char *path = path_of(cell, flags);
+	bool gds = taken & path_bit("gds") && cell->gpu && !kit_fake_cuda();
+
+	/* A real GPUDirect Storage is better than what the row names. */
+	if (!(taken & path_bit(path)) && !gds) {
+		fprintf(stderr, "no byte went by %s, which this cell is about; they went by", path);
+		for (unsigned int i = 0; i < COUNT(path_names); i++)
+			if (taken & 1u << i)
+				fprintf(stderr, " %s", path_names[i]);
+		fprintf(stderr, "\n");
+		exit(1);
+	}
+	CHECK(!cell->route->no_uring || !(taken & path_bit(URING)));
+}
+
+/* What stands against this cell here, or NULL. */
+static const char *obstacle(const struct cell *cell, unsigned int flags)
+{
+	const char *path = path_of(cell, flags);
+
+	if (cell->store != ON_DISK || !strcmp(path, "cached") || !strcmp(path, "mapped"))
+		return NULL;
+	if (!kit_has_direct())
+		return "the folder of TMPDIR knows no O_DIRECT";
+	return !strcmp(path, URING) && !kit_has_uring() ? "there is no io_uring here" : NULL;
+}
+
+/* True if the cell ran and the case was about it. */
+static bool run_cell(struct cell *cell, const struct shape *shape, unsigned int flags,
+		     void (*run)(struct cell *))
+{
+	const char *why = obstacle(cell, flags);
+
 	kit_at("%s, %s, %s", cell->device ? pen_device_name(cell->device) : "?",
 	       cell->store == ON_DISK ? "disk" : cell->store == ON_SHM ? "tmpfs" : "pattern:",
 	       cell->route->name);
+	if (why) {
+		kit_not_run("%s: %s", kit_where, why);
+		return false;
+	}
 	name_objects(cell, shape);
 	set_options(cell);
 	if (cell->route->hot && shape->length)
 		kit_warm(cell->name, shape->from, shape->length);
+	cell->declined = false;
+	taken = 0;
 	run(cell);
+	if (!cell->declined && !(flags & WITHOUT_REPORT))
+		check_route(cell, flags);
+	return !cell->declined;
 }
 
 /* Under the thread sanitizer only the cells that have threads of another kind. */
@@ -141,11 +229,12 @@ static bool slow(const struct cell *cell, size_t device)
 	return KIT_TSAN && (device == 2 || cell->store == ON_SHM);
 }
 
-/* Run a case in every cell that has its stores, devices and directions. */
-static void everywhere(unsigned int stores, unsigned int devices, unsigned int directions,
+/* Run a case in every cell that has its stores, devices and directions (`flags`: and more). */
+static void everywhere(unsigned int stores, unsigned int devices, unsigned int flags,
 		       struct shape shape, void (*run)(struct cell *))
 {
 	static struct cell cell;
+	unsigned int ran = 0;
 
 	sys_fault_hook = forbid_uring;
 	for (size_t d = 0; d < COUNT(device_names); d++) {
@@ -161,20 +250,23 @@ static void everywhere(unsigned int stores, unsigned int devices, unsigned int d
 		for (size_t r = 0; r < COUNT(routes); r++) {
 			cell.route = &routes[r];
 			if (!(cell.route->devices & (cell.gpu ? TO_GPU : TO_HOST)) ||
-			    !(cell.route->directions & directions))
+			    !(cell.route->directions & flags))
 				continue;
 			/* A sample is enough to see devices confused. */
 			if (d == 2 && r % 3)
 				continue;
 			for (cell.store = ON_DISK; cell.store <= MADE_UP; cell.store <<= 1)
 				if (cell.store & stores & cell.route->stores && !slow(&cell, d))
-					run_cell(&cell, &shape, run);
+					ran += run_cell(&cell, &shape, flags, run);
 		}
 		free(cell.mirror);
 		OK(pen_device_free(cell.device, cell.memory, BED_SIZE, &kit_err));
 		pen_device_close(cell.device);
 	}
 	kit_at("after the matrix");
+	printf("%u cells\n", ran);
+	if (!ran)
+		SKIP("no cell of this case can run here");
 }
 
 #define PATTERNED(size) ((struct shape){ (size), 0, (size) })
@@ -198,6 +290,7 @@ static void check_report(const struct cell *cell, const struct pen_report *repor
 	CHECK(report->pinned_bytes <= limit);
 	CHECK(report->latency_us_p50 <= report->latency_us_max);
 	CHECK_TEXT(report->device, pen_device_name(cell->device));
+	note_paths(report);
 }
 
 /* A transfer that must work. */
@@ -328,7 +421,7 @@ static void read_every_size(struct cell *cell)
 {
 	struct pen_object *object = open_source(cell);
 
-	for (size_t i = 0; i < COUNT(sizes); i++)
+	for (size_t i = KIT_TSAN ? 2 : 0; i < COUNT(sizes); i += KIT_TSAN ? 3 : 1)
 		read_and_check(cell, object, 0, sizes[i], 0);
 	pen_object_close(object);
 }
@@ -350,7 +443,7 @@ static void read_ragged(struct cell *cell)
 	};
 	struct pen_object *object = open_source(cell);
 
-	for (size_t i = 0; i < COUNT(places); i++)
+	for (size_t i = 0; i < COUNT(places); i += KIT_TSAN ? 3 : 1)
 		read_and_check(cell, object, places[i].offset, places[i].length, places[i].shift);
 	pen_object_close(object);
 }
@@ -362,14 +455,16 @@ TEST(reads_from_ragged_offsets_into_ragged_memory)
 
 static void read_with_full_requests(struct cell *cell)
 {
-	struct pen_object *object = open_source(cell);
+	struct pen_object *object;
 
-	if (!cell->options.memory_limit && !placed(cell)) {
-		/* The blocks around both ends make it larger than a piece of staging memory. */
-		cell->options.request_size = 4 * MIB;
-		read_and_check(cell, object, 1000, 4 * MIB - 400, 1);
-		read_and_check(cell, object, 4097, 8 * MIB, 1);
-	}
+	cell->declined = cell->options.memory_limit || placed(cell);
+	if (cell->declined)
+		return;
+	object = open_source(cell);
+	/* The blocks around both ends make it larger than a piece of staging memory. */
+	cell->options.request_size = 4 * MIB;
+	read_and_check(cell, object, 1000, 4 * MIB - 400, 1);
+	read_and_check(cell, object, 4097, 8 * MIB, 1);
 	pen_object_close(object);
 }
 
@@ -380,7 +475,7 @@ TEST(requests_that_grow_by_their_alignment_still_fit)
 
 static void write_every_size(struct cell *cell)
 {
-	for (size_t i = 0; i < COUNT(sizes); i++)
+	for (size_t i = KIT_TSAN ? 2 : 0; i < COUNT(sizes); i += KIT_TSAN ? 3 : 1)
 		write_and_check(cell, sizes[i], i % 2 ? 0 : 13);
 	kit_unlink(cell->target);
 }
@@ -394,21 +489,23 @@ TEST(writes_of_every_size_are_committed_whole)
 static void write_in_place(struct cell *cell)
 {
 	static const struct {
-		uint64_t offset, length;
+		uint64_t offset, length, size;
 	} places[] = {
-		{ 1, 1 }, { 511, 2 }, { 4095, 4098 }, { 5000, MIB + 3 }, { MIB - 7, 14 },
-		{ 0, 4096 }, { 8192, 2 * MIB }, { 0, 3 * MIB },
+		{ 1, 1, 4097 }, { 511, 2, 1024 }, { 4095, 4098, MIB }, { 5000, MIB + 3, 2 * MIB },
+		{ MIB - 7, 14, MIB + 7 }, { 0, 4096, MIB }, { 8192, 2 * MIB, 3 * MIB },
+		{ 4097, 5 * MIB, 6 * MIB }, { 0, 5 * MIB, 5 * MIB },
 	};
-	const uint64_t size = 3 * MIB;
 
 	for (size_t i = 0; i < COUNT(places); i++) {
 		uint64_t offset = places[i].offset, length = places[i].length;
+		uint64_t size = places[i].size;
 		struct pen_extent extent = {
 			.offset = offset, .length = length, .memory = cell->memory + 3,
 		};
 		int fd;
 
 		put_pattern(cell, 3, length, offset);
+		kit_unlink(cell->target);
 		kit_write(cell->target, 0, size, GUARD_BYTE);
 		extent.object = open_target(cell, PEN_WRITE_IN_PLACE, size);
 		transfer(cell, PEN_WRITE_IN_PLACE, &extent, 1);
@@ -466,7 +563,7 @@ TEST(bytes_beyond_4_gib_come_from_the_right_place)
 /* Small extents with holes between, in an order of their own, packed with guards in memory. */
 static void scatter(struct cell *cell)
 {
-	static struct pen_extent parts[PARTS];
+	static struct pen_extent parts[PARTS + 1];
 	struct pen_object *object = open_source(cell);
 	uint64_t offset = 5, at = 0;
 
@@ -480,10 +577,17 @@ static void scatter(struct cell *cell)
 		at += 1 + i % 3 + parts[place].length;
 		offset += parts[place].length + (i % 50 ? i % 7 * 40 : 100 * KIB);
 	}
+	/* And a large one, with which all of it is worth a ring. */
+	parts[PARTS] = (struct pen_extent){
+		.object = object, .offset = 4 * MIB, .length = 5 * MIB,
+		.memory = cell->memory + at + 1,
+	};
+	CHECK(offset < 4 * MIB);
+	at += 1 + 5 * MIB;
 	make_bed(cell, at + GUARD);
-	transfer(cell, PEN_READ, parts, PARTS);
+	transfer(cell, PEN_READ, parts, PARTS + 1);
 	fetch_bed(cell, at + GUARD);
-	for (unsigned int i = 0; i < PARTS; i++) {
+	for (unsigned int i = 0; i <= PARTS; i++) {
 		uint64_t start = (uint64_t)((unsigned char *)parts[i].memory - cell->memory);
 
 		check_guard(cell, start - 1, start);
@@ -509,7 +613,7 @@ static void gather(struct cell *cell)
 
 	/* cuFile writes whole blocks: sources that meet inside one are refused there. */
 	for (unsigned int i = 0; i < PARTS; i++)
-		size += parts[i].length = placed(cell) ? 4096 * (1 + i % 3) : 1 + i * 2371 % 6000;
+		size += parts[i].length = placed(cell) ? 4096 * (1 + i % 3) : 1 + i * 2371 % 16000;
 	memset(cell->mirror, GUARD_BYTE, size + PARTS);
 	for (unsigned int i = 0, offset = 0; i < PARTS; i++) {
 		parts[i].offset = offset;
@@ -633,7 +737,7 @@ static void move_nothing(struct cell *cell)
 
 TEST(extents_of_no_length_move_nothing)
 {
-	everywhere(ANYWHERE, TO_ANY, READS, PATTERNED(9 * MIB + 17), move_nothing);
+	everywhere(ANYWHERE, TO_ANY, READS | SMALL, PATTERNED(9 * MIB + 17), move_nothing);
 }
 
 static void read_overlapping(struct cell *cell)
@@ -733,7 +837,7 @@ static void refuse(struct cell *cell)
 
 TEST(nonsense_is_refused_before_any_io)
 {
-	everywhere(ANYWHERE, TO_ANY, READS, PATTERNED(9 * MIB + 17), refuse);
+	everywhere(ANYWHERE, TO_ANY, READS | WITHOUT_REPORT, PATTERNED(9 * MIB + 17), refuse);
 }
 
 TEST(options_that_make_no_sense_are_refused)
@@ -834,7 +938,7 @@ static void commit_once(struct cell *cell)
 
 TEST(a_write_counts_only_when_committed_and_only_once)
 {
-	everywhere(ANYWHERE, TO_ANY, WRITES, PATTERNED(0), commit_once);
+	everywhere(ANYWHERE, TO_ANY, WRITES | SMALL, PATTERNED(0), commit_once);
 }
 
 /* --------------------------------------------------------------------------------- faults -- */
@@ -852,12 +956,14 @@ static void survive_short(struct cell *cell)
 		"short:1", "short:3:1", "short:2:4096", "short:50%:777", "short:20%",
 		"short:*:65536",
 	};
-	struct pen_object *object = open_source(cell);
+	struct pen_object *object;
 
 	/* A lent buffer is all there or not at all. */
+	cell->declined = cell->route->transfer == PEN_MAPPED;
+	if (cell->declined)
+		return;
+	object = open_source(cell);
 	for (size_t i = 0; i < COUNT(rules); i += KIT_TSAN ? 2 : 1) {
-		if (cell->route->transfer == PEN_MAPPED)
-			break;
 		small_requests(cell, rules[i]);
 		read_and_check(cell, object, 4096, 5 * MIB, 0);
 		CHECK(cell->report.retries > 0);
@@ -879,7 +985,7 @@ static void survive_short_writes(struct cell *cell)
 
 	for (size_t i = 0; i < COUNT(rules); i++) {
 		small_requests(cell, rules[i]);
-		write_and_check(cell, 3 * MIB + 1234, 0);
+		write_and_check(cell, 4 * MIB + 1234, 0);
 		CHECK(cell->report.retries > 0);
 	}
 	kit_unlink(cell->target);
@@ -897,7 +1003,7 @@ static void retry(struct cell *cell)
 	};
 	struct pen_object *object = open_source(cell);
 
-	for (size_t i = 0; i < COUNT(rules); i++) {
+	for (size_t i = 0; i < COUNT(rules); i += KIT_TSAN ? 2 : 1) {
 		small_requests(cell, rules[i]);
 		read_and_check(cell, object, 0, 9 * MIB, 0);
 		CHECK(cell->report.retries > 0 || cell->report.refused_count > 0);
@@ -924,11 +1030,16 @@ static void give_up(struct cell *cell)
 		.object = object, .length = 5 * MIB, .memory = cell->memory + GUARD,
 	};
 
+	/* A failed job need not say how it went; the same one that works does. */
+	small_requests(cell, NULL);
+	read_and_check(cell, object, 0, 5 * MIB, 0);
 	for (size_t i = 0; i < COUNT(rules); i++) {
 		struct pen_report report = PEN_REPORT_INIT;
 
 		kit_part("%s", rules[i].rule);
 		small_requests(cell, rules[i].rule);
+		if (!cell->route->hot && cell->store != MADE_UP)
+			kit_cool(cell->name, 0, 0);
 		make_bed(cell, GUARD + 5 * MIB + GUARD);
 		REFUSED(rules[i].code, pen_transfer(PEN_READ, cell->device, &extent, 1,
 						    &cell->options, &report, &kit_err));
@@ -953,6 +1064,10 @@ static void fail_a_write(struct cell *cell)
 	struct pen_object *object;
 	struct pen_extent extent = { .length = 5 * MIB, .memory = cell->memory };
 
+	/* A failed job need not say how it went; the same one that works does. */
+	small_requests(cell, NULL);
+	write_and_check(cell, 5 * MIB, 0);
+	kit_unlink(cell->target);
 	put_pattern(cell, 0, 5 * MIB, 0);
 	if (cell->store != MADE_UP)
 		kit_pattern(cell->target, 1000);
@@ -993,12 +1108,10 @@ static void see_corruption(struct cell *cell)
 	struct pen_extent extent = { .object = object, .length = 2 * MIB, .memory = cell->memory };
 
 	/* A store that corrupts cannot be noticed by the engine, but it can by this suite. */
-	if (!placed(cell) && cell->route->transfer != PEN_MAPPED) {
-		cell->options.inject = "corrupt:1";
-		transfer(cell, PEN_READ, &extent, 1);
-		fetch_bed(cell, 2 * MIB);
-		CHECK(pattern_check(cell->mirror, 2 * MIB, 0) < 2 * MIB);
-	}
+	cell->options.inject = "corrupt:1";
+	transfer(cell, PEN_READ, &extent, 1);
+	fetch_bed(cell, 2 * MIB);
+	CHECK(pattern_check(cell->mirror, 2 * MIB, 0) < 2 * MIB);
 	pen_object_close(object);
 }
 
@@ -1036,7 +1149,7 @@ static void change(struct cell *cell)
 
 TEST(a_file_that_changes_during_the_read_is_reported)
 {
-	everywhere(FILES, TO_ANY, READS, PATTERNED(0), change);
+	everywhere(FILES, TO_ANY, READS | WITHOUT_REPORT, PATTERNED(0), change);
 }
 
 /* ------------------------------------------------------------- watching, stopping, reporting -- */
@@ -1092,9 +1205,9 @@ static void cancel(struct cell *cell)
 	}
 }
 
-TEST(a_job_can_be_cancelled_in_its_middle)
+TEST_ALONE(a_job_can_be_cancelled_in_its_middle)
 {
-	everywhere(MADE_UP, TO_ANY, READS, PATTERNED(MIB), cancel);
+	everywhere(MADE_UP, TO_ANY, READS | WITHOUT_REPORT, PATTERNED(MIB), cancel);
 }
 
 static void cancel_files(struct cell *cell)
@@ -1123,13 +1236,14 @@ static void cancel_files(struct cell *cell)
 
 TEST(a_cancelled_job_over_a_file_brings_everything_home)
 {
-	everywhere(FILES, TO_ANY, READS, PATTERNED(9 * MIB + 17), cancel_files);
+	everywhere(FILES, TO_ANY, READS | WITHOUT_REPORT, PATTERNED(9 * MIB + 17), cancel_files);
 }
 
 static void watch(struct cell *cell)
 {
 	struct pen_progress last = { 0 }, now = { 0 };
 	struct pen_extent extent = { .length = 8 * MIB, .memory = cell->memory };
+	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_job *job;
 
 	OK(pen_object_open("pattern:8M,rate=80M", PEN_READ, 0, &extent.object, &kit_err));
@@ -1144,7 +1258,8 @@ static void watch(struct cell *cell)
 		usleep(500);
 	}
 	CHECK_EQ(now.bytes, 8 * MIB);
-	OK(pen_job_wait(job, NULL, &kit_err));
+	OK(pen_job_wait(job, &report, &kit_err));
+	check_report(cell, &report, 8 * MIB);
 	pen_object_close(extent.object);
 }
 
@@ -1163,9 +1278,9 @@ static void keep_the_promise(struct cell *cell)
 		set_options(cell);
 		cell->options.memory_limit = limits[i];
 		cell->options.request_size = 0;
-		read_and_check(cell, object, 777, 9 * MIB - 777, 1);
+		read_and_check(cell, object, 777, 5 * MIB - 777, 1);
 		cell->options.lanes = 16;
-		read_and_check(cell, object, 0, 9 * MIB, 0);
+		read_and_check(cell, object, 0, 5 * MIB, 0);
 		if (cell->route->directions & WRITES)
 			write_and_check(cell, 5 * MIB + 5, 1);
 	}
@@ -1173,7 +1288,7 @@ static void keep_the_promise(struct cell *cell)
 	kit_unlink(cell->target);
 }
 
-TEST(staging_memory_never_exceeds_the_promise)
+TEST_SLOW(staging_memory_never_exceeds_the_promise)
 {
 	everywhere(ANYWHERE, TO_ANY, READS, PATTERNED(9 * MIB + 17), keep_the_promise);
 }
@@ -1225,38 +1340,44 @@ static uint64_t cached_bytes(const char *path)
 	return resident;
 }
 
-static bool has_path(const struct pen_report *report, const char *name)
+/* Drop a file from the page cache; what is being written back or looked at stays for a moment. */
+static bool cooled(const char *path)
 {
-	for (uint32_t i = 0; i < report->path_count; i++)
-		if (!strncmp(report->paths[i].path, name, strlen(name)) && report->paths[i].bytes)
+	for (int tries = 0; tries < 100; tries++) {
+		kit_cool(path, 0, 0);
+		if (!cached_bytes(path))
 			return true;
+		usleep(10000);
+	}
 	return false;
 }
 
 /* Two 8 MiB stretches of a file, one of them cached. */
 static void read_half_cached(struct cell *cell)
 {
-	struct pen_object *object = open_source(cell);
-	struct pen_extent extent = { .object = object, .length = 16 * MIB, .memory = cell->memory };
+	struct pen_extent extent = { .length = 16 * MIB, .memory = cell->memory };
 
-	/* With two lanes at least: one lane takes the way of the larger part. */
-	if (cell->route->transfer == PEN_AUTO && cell->route->lanes != 1) {
-		kit_cool(cell->name, 0, 0);
-		if (cached_bytes(cell->name)) {
-			pen_object_close(object);
-			return;
-		}
-		kit_warm(cell->name, 8 * MIB, 8 * MIB);
-		cell->report = (struct pen_report)PEN_REPORT_INIT;
-		OK(pen_transfer(PEN_READ, cell->device, &extent, 1, &cell->options, &cell->report,
-				&kit_err));
-		check_report(cell, &cell->report, 16 * MIB);
-		fetch_bed(cell, 16 * MIB);
-		check_pattern(cell, 0, 16 * MIB, 0);
-		CHECK(has_path(&cell->report, "direct-"));
-		CHECK(has_path(&cell->report, "cached") || has_path(&cell->report, "mapped"));
+	cell->declined = cell->route->transfer != PEN_AUTO;
+	if (cell->declined)
+		return;
+	/* With one lane all would go the way of the larger part. */
+	CHECK(cell->route->lanes != 1);
+	if (!cooled(cell->name)) {
+		kit_not_run("%s: its pages stay in the cache", kit_where);
+		cell->declined = true;
+		return;
 	}
-	pen_object_close(object);
+	kit_warm(cell->name, 8 * MIB, 8 * MIB);
+	extent.object = open_source(cell);
+	cell->report = (struct pen_report)PEN_REPORT_INIT;
+	OK(pen_transfer(PEN_READ, cell->device, &extent, 1, &cell->options, &cell->report,
+			&kit_err));
+	check_report(cell, &cell->report, 16 * MIB);
+	fetch_bed(cell, 16 * MIB);
+	check_pattern(cell, 0, 16 * MIB, 0);
+	CHECK(kit_has_path(&cell->report, cell->route->no_uring ? THREADS : URING));
+	CHECK(kit_has_path(&cell->report, "cached") || kit_has_path(&cell->report, "mapped"));
+	pen_object_close(extent.object);
 }
 
 TEST(a_half_cached_file_travels_both_ways_at_once)
@@ -1282,7 +1403,7 @@ TEST(io_uring_forbidden_steps_down_and_says_so)
 	OK(pen_object_open(path, PEN_READ, 0, &extent.object, &kit_err));
 	OK(pen_transfer(PEN_READ, host, &extent, 1, NULL, &report, &kit_err));
 	CHECK_EQ(pattern_check(memory, 9 * MIB, 0), 9 * MIB);
-	CHECK(has_path(&report, "direct-threads"));
+	CHECK(kit_has_path(&report, THREADS));
 	CHECK(report.refused_count);
 	CHECK_TEXT(report.refused[0].path, "direct-uring");
 	CHECK(strstr(report.refused[0].reason, "seccomp") != NULL);
@@ -1309,6 +1430,8 @@ static void read_several(struct cell *cell)
 		} else {
 			snprintf(paths[i], sizeof(paths[i]), "%s%d", cell->target, i);
 			kit_pattern(paths[i], size);
+			if (!cell->route->hot)
+				kit_cool(paths[i], 0, 0);
 		}
 		extents[i] = (struct pen_extent){
 			.length = size, .memory = cell->memory + at,
@@ -1333,6 +1456,8 @@ TEST(several_objects_travel_in_one_job)
 	everywhere(ANYWHERE, TO_ANY, READS, PATTERNED(MIB), read_several);
 }
 
+#define WORKERS 4
+
 struct worker {
 	struct cell *cell;
 	unsigned int index;
@@ -1343,9 +1468,9 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 	struct cell *cell = worker->cell;
-	uint64_t slice = 2 * MIB + worker->index * 4099, offset = worker->index * 1009;
-	unsigned char *memory = cell->memory + worker->index * 4 * MIB;
-	unsigned char *mirror = cell->mirror + worker->index * 4 * MIB;
+	uint64_t slice = 4 * MIB + 4096 + worker->index * 4099, offset = worker->index * 1009;
+	unsigned char *memory = cell->memory + worker->index * (BED_SIZE / WORKERS);
+	unsigned char *mirror = cell->mirror + worker->index * (BED_SIZE / WORKERS);
 
 	for (int round = 0; round < 3; round++) {
 		struct pen_extent extent = { .offset = offset, .length = slice, .memory = memory };
@@ -1366,8 +1491,10 @@ static void *work(void *argument)
 
 static void work_in_parallel(struct cell *cell)
 {
-	struct worker workers[4];
+	struct worker workers[WORKERS];
 
+	if (!cell->route->hot && cell->store != MADE_UP)
+		kit_cool(cell->name, 0, 0);
 	for (unsigned int i = 0; i < COUNT(workers); i++) {
 		workers[i] = (struct worker){ .cell = cell, .index = i };
 		CHECK_EQ(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
@@ -1418,7 +1545,7 @@ TEST(a_device_can_be_closed_before_it_is_ready)
 }
 
 /* The job allocates its memory itself, so it can read while the context comes up. */
-TEST(reading_begins_before_the_gpu_is_ready)
+TEST_ALONE(reading_begins_before_the_gpu_is_ready)
 {
 	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_options options = PEN_OPTIONS_INIT;

@@ -5,7 +5,8 @@
  * down with the file they touch. From that log every crash point is played: a write that no
  * fdatasync followed may be there, missing or torn; a rename that no fsync of the directory
  * followed may have happened or not. In each outcome the target must be old or new and complete,
- * and once commit has returned it must be new.
+ * and once commit has returned it must be new. What is old stays so because nothing touches it: it
+ * is looked at before every system call.
  *
  * Also the plain order, as the fault hook sees it, for the path the wrappers cannot see: io_uring.
  *
@@ -17,6 +18,8 @@
 #include "../conform/kit.h"
 #include "sys/fault.h"
 
+#define OLD_SIZE 1000u
+#define OLD_BYTE 0x5a		/* the pattern would pass for the beginning of the new file */
 #define SIZE (MIB + 777)	/* below what is worth a ring, so every write is a pwrite */
 #define BLOCK 512u
 #define EVENTS_MAX 4096
@@ -130,7 +133,10 @@ REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flag
 /* ------------------------------------------------------------------------------- playing it -- */
 
 static char target[256];
+static ino_t old_inode;			/* of what is replaced; 0 where there is nothing */
 static unsigned char image[(SIZE + BLOCK - 1) / BLOCK];	/* blocks of the new file that hold */
+
+static atomic_uint looks;
 
 /* Deterministic coins. */
 static unsigned int coin(unsigned int sides)
@@ -141,6 +147,33 @@ static unsigned int coin(unsigned int sides)
 	state ^= state >> 7;
 	state ^= state << 17;
 	return (unsigned int)(state >> 33) % sides;
+}
+
+/* Before every system call: the name leads to the old file as it was, or to all of the new one. */
+static int look_at_target(const char *call)
+{
+	unsigned char bytes[OLD_SIZE + 1];
+	ino_t inode = inode_of(target);
+	bool good = inode == old_inode;
+	int fd;
+
+	if (!recording)
+		return 0;
+	if (inode != old_inode) {
+		good = kit_holds(target, SIZE);
+	} else if (inode) {
+		fd = open(target, O_RDONLY | O_CLOEXEC);
+		good = pread(fd, bytes, sizeof(bytes), 0) == OLD_SIZE;
+		for (unsigned int i = 0; good && i < OLD_SIZE; i++)
+			good = bytes[i] == OLD_BYTE;
+		close(fd);
+	}
+	if (!good) {
+		fprintf(stderr, "before %s the target is neither old nor new\n", call);
+		exit(1);
+	}
+	looks++;
+	return 0;
 }
 
 static bool followed(unsigned int at, unsigned int cut, enum event_kind kind, ino_t inode)
@@ -179,8 +212,11 @@ static void lose_power(unsigned int cut, ino_t folder)
 		}
 	}
 	CHECK(!returned || (renamed && followed(0, cut, SYNC_FOLDER, folder)));
-	if (!renamed)
+	if (!renamed) {
+		for (unsigned int i = 0; i < cut; i++)
+			CHECK(events[i].kind != WRITE || events[i].inode != old_inode);
 		return;
+	}
 	for (unsigned int i = 0; i < cut; i++)
 		if (events[i].kind == WRITE && events[i].inode == inode) {
 			if (followed(i, cut, SYNC, inode))
@@ -204,11 +240,13 @@ static void store(uint64_t size)
 	OK(pen_device_open("host", &host, &kit_err));
 	OK(pen_device_alloc(host, size, &extent.memory, &kit_err));
 	pattern_fill(extent.memory, size, 0);
-	OK(pen_object_open(target, PEN_WRITE, size, &extent.object, &kit_err));
 	recording = true;
+	sys_fault_hook = look_at_target;
+	OK(pen_object_open(target, PEN_WRITE, size, &extent.object, &kit_err));
 	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
 	OK(pen_object_commit(extent.object, &kit_err));
 	note(RETURNED, 0, 0, 0);
+	sys_fault_hook = NULL;
 	recording = false;
 	pen_object_close(extent.object);
 	OK(pen_device_free(host, extent.memory, size, &kit_err));
@@ -217,12 +255,24 @@ static void store(uint64_t size)
 
 static void lose_power_everywhere(bool replace)
 {
+	uint64_t written = 0;
+	ino_t inode;
+
 	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
 	if (replace)
-		kit_pattern(target, 1000);
+		kit_write(target, 0, OLD_SIZE, OLD_BYTE);
+	old_inode = inode_of(target);
+	CHECK(!old_inode == !replace);
 	store(SIZE);
 	CHECK(kit_holds(target, SIZE));
-	CHECK(event_count > 4 && followed(0, event_count, RENAME, inode_of(target)));
+	inode = inode_of(target);
+	CHECK(inode != old_inode && looks > event_count);
+	for (unsigned int i = 0; i < event_count; i++)
+		if (events[i].kind == WRITE && events[i].inode == inode)
+			written += events[i].length;
+	/* The log has every byte: what went by io_uring, nobody would have seen. */
+	CHECK_EQ(written, SIZE);
+	CHECK(followed(0, event_count, RENAME, inode));
 	for (unsigned int cut = 0; cut <= event_count; cut++)
 		for (int outcome = 0; outcome < 16; outcome++)
 			lose_power(cut, inode_of(kit_folder(DISK)));
@@ -271,9 +321,14 @@ static unsigned int last(const char *name)
 TEST(data_is_flushed_then_named_then_its_folder_is_flushed)
 {
 	struct pen_extent extent = { .length = 9 * MIB + 1 };
+	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_device *host;
 	unsigned int moved, back;
 
+	if (!kit_has_direct() || !kit_has_uring()) {
+		kit_not_run("direct writes by io_uring");
+		SKIP("direct writes by io_uring are not to be had here");
+	}
 	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
 	kit_pattern(target, 1000);
 	OK(pen_device_open("host", &host, &kit_err));
@@ -281,11 +336,13 @@ TEST(data_is_flushed_then_named_then_its_folder_is_flushed)
 	pattern_fill(extent.memory, extent.length, 0);
 	sys_fault_hook = record;
 	OK(pen_object_open(target, PEN_WRITE, extent.length, &extent.object, &kit_err));
-	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
+	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, &report, &kit_err));
 	moved = ordered;
 	OK(pen_object_commit(extent.object, &kit_err));
 	back = ordered;
 	sys_fault_hook = NULL;
+	CHECK(kit_has_path(&report, "direct-uring"));
+	CHECK(first("io_uring_enter") < moved && back <= EVENTS_MAX);
 	CHECK(last("pwrite") < moved && last("io_uring_enter") < moved);
 	CHECK(first("fallocate") < last("fdatasync"));
 	CHECK(last("fdatasync") >= moved && last("fdatasync") < last("linkat"));

@@ -23,6 +23,7 @@
 #define HANG_SECONDS (KIT_SANITIZED ? 30 : 5)
 
 struct scenario {
+	const char *path;	/* that a clean run takes, as the report calls it */
 	const char *device;
 	enum pen_mode mode;
 	int transfer;
@@ -143,6 +144,7 @@ static int move(const struct scenario *scenario)
 	struct pen_options options = { .size = sizeof(options), .transfer = scenario->transfer };
 	struct pen_extent extent = { .length = scenario->size };
 	bool read = scenario->mode == PEN_READ;
+	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_device *device = NULL;
 	void *memory = NULL;
 	int rc;
@@ -167,7 +169,9 @@ static int move(const struct scenario *scenario)
 		rc = pen_object_open(read ? source : target, scenario->mode,
 				     read ? 0 : scenario->size, &extent.object, &kit_err);
 	if (!rc)
-		rc = pen_transfer(scenario->mode, device, &extent, 1, &options, NULL, &kit_err);
+		rc = pen_transfer(scenario->mode, device, &extent, 1, &options, &report,
+				  &kit_err);
+	CHECK(fault.k || kit_has_path(&report, scenario->path));
 	if (!rc && !read)
 		rc = pen_object_commit(extent.object, &kit_err);
 	if (rc) {
@@ -263,9 +267,15 @@ static bool dull(unsigned int k)
 
 static void fail_every_call(struct scenario scenario)
 {
+	bool direct = strcmp(scenario.path, "cached") && strcmp(scenario.path, "mapped");
 	unsigned int bad = 0, runs = 0;
 	struct pen_device *device;
 
+	if ((direct && !kit_has_direct()) ||
+	    (!strcmp(scenario.path, "direct-uring") && !kit_has_uring())) {
+		kit_not_run("%s", scenario.path);
+		SKIP("the path that this is about is not to be had here");
+	}
 	if (strcmp(scenario.device, "host")) {
 		pid_t child = fork();
 		int status;
@@ -300,75 +310,85 @@ static void fail_every_call(struct scenario scenario)
 
 TEST(cold_read_to_the_host)
 {
-	fail_every_call((struct scenario){ "host", PEN_READ, PEN_AUTO, SIZE });
+	fail_every_call((struct scenario){ "direct-uring", "host", PEN_READ, PEN_AUTO, SIZE });
 }
 
 TEST(small_cold_read_to_the_host)
 {
-	fail_every_call((struct scenario){ "host", PEN_READ, PEN_AUTO, MIB + 1 });
+	fail_every_call((struct scenario){ "direct-threads", "host", PEN_READ, PEN_AUTO,
+					   MIB + 1 });
 }
 
 TEST(hot_read_to_the_gpu)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_AUTO, SIZE, .hot = true });
+	fail_every_call((struct scenario){ "cached", "cuda:0", PEN_READ, PEN_AUTO, SIZE,
+					   .hot = true });
 }
 
 TEST(read_into_memory_of_the_jobs_own)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_AUTO, SIZE, .hot = true,
-					   .allocates = true });
+	fail_every_call((struct scenario){ "cached", "cuda:0", PEN_READ, PEN_AUTO, SIZE,
+					   .hot = true, .allocates = true });
 }
 
 TEST(cold_read_to_the_gpu_by_io_uring)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_CPU_ASYNC_GPU, SIZE });
+	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_READ,
+					   PEN_CPU_ASYNC_GPU, SIZE });
 }
 
 TEST(write_of_a_new_file_from_the_host)
 {
-	fail_every_call((struct scenario){ "host", PEN_WRITE, PEN_AUTO, SIZE });
+	fail_every_call((struct scenario){ "direct-uring", "host", PEN_WRITE, PEN_AUTO, SIZE });
 }
 
 TEST(write_over_a_file_from_the_gpu)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_WRITE, PEN_AUTO, SIZE, .replaces = true });
+	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
+					   .replaces = true });
 }
 
 TEST(mapped_read)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_MAPPED, SIZE, .hot = true });
+	fail_every_call((struct scenario){ "mapped", "cuda:0", PEN_READ, PEN_MAPPED, SIZE,
+					   .hot = true });
 }
 
 TEST(cufile_sync_read)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_GPU_DIRECT, SIZE });
+	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_READ, PEN_GPU_DIRECT,
+					   SIZE });
 }
 
 TEST(cufile_stream_read)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_GPU_DIRECT_ASYNC, SIZE });
+	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_READ,
+					   PEN_GPU_DIRECT_ASYNC, SIZE });
 }
 
 TEST(cufile_batch_read)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_GPU_BATCH, SIZE });
+	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_READ, PEN_GPU_BATCH,
+					   SIZE });
 }
 
 TEST(cufile_batch_stream_read)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_GPU_BATCH_STREAM, SIZE });
+	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_READ,
+					   PEN_GPU_BATCH_STREAM, SIZE });
 }
 
 TEST(cufile_batch_write_over_a_file)
 {
-	fail_every_call((struct scenario){ "cuda:0", PEN_WRITE, PEN_GPU_BATCH, SIZE,
-					   .replaces = true });
+	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_WRITE, PEN_GPU_BATCH,
+					   SIZE, .replaces = true });
 }
 
 TEST(failing_to_give_things_back_is_survived)
 {
 	fault.all = true;
-	fail_every_call((struct scenario){ "cuda:0", PEN_READ, PEN_MAPPED, MIB, .hot = true });
+	fail_every_call((struct scenario){ "mapped", "cuda:0", PEN_READ, PEN_MAPPED, MIB,
+					   .hot = true });
 }
 
 TEST_MAIN
