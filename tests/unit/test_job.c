@@ -393,7 +393,8 @@ TEST(memory_of_an_odd_size_is_freed_whole)
 		CHECK_EQ(pen_device_alloc(device, 5000, &memory, &err), 0);
 		CHECK_EQ(pen_device_free(device, memory, 5000, &err), 0);
 	}
-	CHECK(address_space() - before < 512);
+	/* A sanitizer keeps what was freed for a while, in stretches of a mebibyte. */
+	CHECK(address_space() - before < (TEST_SLOW_BUILD ? 4096 : 512));
 	pen_device_close(device);
 }
 
