@@ -341,6 +341,7 @@ def test_report_for_people_is_short_and_says_why(penstock, source, tmp_path):
     assert len(rest) < 12
 
 
+@pytest.mark.alone
 def test_small_numbers_are_not_shown_as_nothing(penstock, tmp_path):
     """What takes microseconds, and what is so slow that it makes no hundredth of a GB/s."""
     (tmp_path / "tiny").write_bytes(b"x" * 100)

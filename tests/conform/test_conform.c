@@ -1457,6 +1457,9 @@ TEST(several_objects_travel_in_one_job)
 }
 
 #define WORKERS 4
+/* Worth a ring. Not under the thread sanitizer: liburing maps and unmaps behind its back, so a ring
+ * at the address of another job's last one looks like a race. */
+#define WORK (KIT_TSAN ? 2 * MIB : 4 * MIB + 4096)
 
 struct worker {
 	struct cell *cell;
@@ -1468,7 +1471,7 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 	struct cell *cell = worker->cell;
-	uint64_t slice = 4 * MIB + 4096 + worker->index * 4099, offset = worker->index * 1009;
+	uint64_t slice = WORK + worker->index * 4099, offset = worker->index * 1009;
 	unsigned char *memory = cell->memory + worker->index * (BED_SIZE / WORKERS);
 	unsigned char *mirror = cell->mirror + worker->index * (BED_SIZE / WORKERS);
 
@@ -1505,7 +1508,8 @@ static void work_in_parallel(struct cell *cell)
 
 TEST(jobs_of_several_threads_do_not_meet)
 {
-	everywhere(ANYWHERE, TO_ANY, READS, PATTERNED(9 * MIB + 17), work_in_parallel);
+	everywhere(ANYWHERE, TO_ANY, READS | (KIT_TSAN ? SMALL : 0), PATTERNED(9 * MIB + 17),
+		   work_in_parallel);
 }
 
 TEST(devices_open_and_close_without_a_trace)
