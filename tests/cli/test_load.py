@@ -573,6 +573,7 @@ def test_signal_between_runs_ends_all_of_them(penstock, model):
     assert result.status == 130 and took < 2
 
 
+@pytest.mark.slow
 def test_bar_shows_the_load(penstock, large):
     status, out, shown = on_terminal(penstock, "load", large, "--device", "host", "--no-ceiling",
                                      *SLOW)

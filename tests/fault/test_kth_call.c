@@ -342,7 +342,7 @@ TEST(write_of_a_new_file_from_the_host)
 	fail_every_call((struct scenario){ "direct-uring", "host", PEN_WRITE, PEN_AUTO, SIZE });
 }
 
-TEST(write_over_a_file_from_the_gpu)
+TEST_SLOW(write_over_a_file_from_the_gpu)
 {
 	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
 					   .replaces = true });
@@ -378,7 +378,7 @@ TEST(cufile_batch_stream_read)
 					   PEN_GPU_BATCH_STREAM, SIZE });
 }
 
-TEST(cufile_batch_write_over_a_file)
+TEST_SLOW(cufile_batch_write_over_a_file)
 {
 	fail_every_call((struct scenario){ "cufile-compat", "cuda:0", PEN_WRITE, PEN_GPU_BATCH,
 					   SIZE, .replaces = true });

@@ -454,6 +454,7 @@ def test_random_headers_with_a_spoiled_field(tmp_path):
     judge(tmp_path, files())
 
 
+@pytest.mark.slow
 def test_random_headers_with_spoiled_bytes(tmp_path):
     rng = random.Random(3)
 

@@ -226,7 +226,7 @@ TEST(a_fence_not_marked_has_passed)
 	close_gpu();
 }
 
-TEST(jobs_reuse_streams_and_events)
+TEST_ALONE(jobs_reuse_streams_and_events)
 {
 	static const char *const made[] = { "cuStreamCreate", "cuEventCreate",
 					    "cuStreamDestroy_v2", "cuEventDestroy_v2" };
