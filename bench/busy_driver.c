@@ -5,8 +5,8 @@
  *
  *   busy_driver FILE [DEVICE [ROUNDS]]
  *
- * Loads FILE from the page cache, taking turns between quiet and with a thread that calls cuMemGetInfo
- * every 20 ms, and tells the median of the rounds' ratios and how long such a call takes.
+ * Loads FILE from the page cache, taking turns between quiet and with a thread that calls
+ * cuMemGetInfo every 20 ms, and tells the median of the rounds' ratios and how long a call takes.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -2,11 +2,12 @@
 /*
  * What it costs to look at bytes as they pass, and how early a write lets its memory go.
  *
- *   passing FILE [DEVICE [ROUNDS]]
+ *   passing FILE [DEVICE [ROUNDS [LANES]]]
  *
- * Loads FILE from the page cache with and without digests, taking turns, and tells the medians of the
- * rounds' ratios. Then writes as much from the device to FILE.out with groups, with memory for all of
- * it and with little, and tells when all was gathered, stored, and durable.
+ * Loads FILE from the page cache with and without digests (these by LANES lanes, if given), taking
+ * turns, and tells the medians of the rounds' ratios. Then writes as much from the device to
+ * FILE.out with groups, with memory for all of it and with little, and tells when all was gathered,
+ * stored, and durable.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ static struct pen_device *device;
 static struct pen_object *file;
 static uint64_t size;
 static void *memory;
+static uint32_t lanes;
 
 static double load(int kind, uint64_t chunk)
 {
@@ -36,6 +38,7 @@ static double load(int kind, uint64_t chunk)
 		digests.states = calloc(count, 1);
 		options.digests = &digests;
 		options.digest_count = 1;
+		options.lanes = lanes;
 	}
 	check(pen_transfer(PEN_READ, device, &all, 1, &options, &report, &err), &err);
 	if (kind && report.digested_bytes != size)
@@ -124,7 +127,7 @@ int main(int argc, char **argv)
 	int fd;
 
 	if (argc < 2)
-		die("usage: passing FILE [DEVICE [ROUNDS]]");
+		die("usage: passing FILE [DEVICE [ROUNDS [LANES]]]");
 	check(pen_device_open(argc > 2 ? argv[2] : "cuda:0", &device, &err), &err);
 	check(pen_device_ready(device, &err), &err);
 	check(pen_object_open(argv[1], PEN_READ, 0, &file, &err), &err);
@@ -133,6 +136,7 @@ int main(int argc, char **argv)
 	fd = open(argv[1], O_RDONLY | O_CLOEXEC);
 	make_warm(fd, size);
 	printf("%s, %s\n", argv[1], size_text(size));
+	lanes = argc > 4 ? (uint32_t)atoi(argv[4]) : 0;
 	digests(argc > 3 ? atoi(argv[3]) : 7);
 	snprintf(out, sizeof(out), "%.4000s.out", argv[1]);
 	/* The second time staging memory is there already. */
