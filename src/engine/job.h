@@ -57,6 +57,7 @@ struct pen_job {
 	struct piece_budget budget;
 	struct tuner tuner;		/* of the path that is tuned, if any */
 	_Atomic size_t next[SIDES];	/* cursor of each list */
+	_Atomic size_t advised;		/* and of what is read ahead through the cache */
 	_Atomic uint64_t bytes_left[SIDES];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;
 	_Atomic uint64_t injected;

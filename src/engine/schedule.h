@@ -47,8 +47,8 @@ struct schedule {
 	unsigned int slots;	/* of staging, for each lane */
 	uint64_t unit;		/* most bytes of one request of the plan */
 	bool gds;		/* the plan is made for real GPUDirect Storage, which auto takes */
-	bool uncached;		/* some of what goes through the cache is not in it, but has no
-				   other way */
+	bool uncached;		/* some of what goes through the cache is not in it */
+	bool ahead;		/* so lanes have it fetched ahead of them */
 	bool one_at_a_time;	/* CPU_GPU: each step waits for the one before */
 	uint32_t refused_count;
 	struct pen_path refused[PEN_PATHS_MAX];

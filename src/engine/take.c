@@ -7,6 +7,7 @@
 #include <assert.h>
 #include "engine/job.h"
 #include "engine/lane.h"
+#include "io/object.h"
 
 uint64_t take_size(struct lane *lane)
 {
@@ -97,6 +98,28 @@ uint64_t take_span(const struct lane *lane, uint32_t first, uint32_t last)
 	return (b->offset + b->length + align - 1) / align * align - a->offset / align * align;
 }
 
+/* Requests that are fetched into the page cache ahead of the cursor. */
+#define AHEAD 16u
+
+/* The requests of the list up to some way behind `taken` are on their way into the page cache. */
+static void fetch_ahead(struct lane *lane, size_t taken)
+{
+	struct pen_job *job = lane->job;
+	const struct plan *plan = job->schedule->plan;
+	const struct work *work = &job->schedule->work[THROUGH];
+	size_t until = work->count - taken > AHEAD ? taken + AHEAD : work->count;
+	size_t at = atomic_load_explicit(&job->advised, memory_order_relaxed);
+
+	while (at < until) {
+		const struct plan_request *request = &plan->requests[work->requests[at]];
+
+		if (!atomic_compare_exchange_weak(&job->advised, &at, at + 1))
+			continue;
+		object_willneed(plan->objects[request->object], request->offset, request->length);
+		at++;
+	}
+}
+
 /* Take the next request of the list and its neighbours, up to `limit` bytes. */
 static bool take(struct lane *lane, uint64_t limit, struct range *range)
 {
@@ -126,6 +149,8 @@ static bool take(struct lane *lane, uint64_t limit, struct range *range)
 							memory_order_relaxed,
 							memory_order_relaxed));
 	atomic_fetch_sub_explicit(&job->bytes_left[lane->path.side], bytes, memory_order_relaxed);
+	if (job->schedule->ahead && lane->path.side == THROUGH)
+		fetch_ahead(lane, at + range->count);
 	return true;
 }
 

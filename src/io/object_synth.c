@@ -122,6 +122,13 @@ static int synth_residency(struct pen_object *object, uint64_t offset, uint64_t 
 	return 0;
 }
 
+static void synth_willneed(struct pen_object *object, uint64_t offset, uint64_t length)
+{
+	(void)object;
+	(void)offset;
+	(void)length;
+}
+
 /* It never changes, is never cached and needs no commit. */
 static int synth_nothing(struct pen_object *object, struct pen_error *err)
 {
@@ -141,6 +148,7 @@ const struct object_ops object_synth_ops = {
 	.open = synth_open,
 	.read = synth_read,
 	.residency = synth_residency,
+	.willneed = synth_willneed,
 	.unchanged = synth_nothing,
 	.uncache = synth_nothing,
 	.need_name = synth_nothing,

@@ -383,6 +383,12 @@ int os_random(int fd)
 	return -posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
+int os_willneed(int fd, uint64_t offset, uint64_t length)
+{
+	FAULT("fadvise");
+	return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+}
+
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif

@@ -58,6 +58,7 @@ int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
 int os_uncache(int fd);
 int os_random(int fd);	/* no readahead on this descriptor */
+int os_willneed(int fd, uint64_t offset, uint64_t length);	/* start to read it ahead */
 uint64_t os_files_limit(void);	/* descriptors that this process may have */
 
 /* Page-cache residency of a range, in pages. -ENOSYS where the kernel cannot say. */
