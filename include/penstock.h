@@ -147,7 +147,11 @@ enum pen_mode {
  *                   writes are checked against that and fail with EILSEQ
  *   pattern:SIZE,latency=TIME,rate=BYTES,knee=BYTES
  *                   the same behind a made-up store: each request waits `latency`, all share `rate`
- *                   bytes a second, and beyond `knee` bytes in flight the rate falls by 30 %
+ *                   bytes a second, and beyond `knee` bytes in flight the rate falls by 30 %.
+ *                   It may also wish for requests of at least, best and at most so many bytes
+ *                   (least=, best=, most=: powers of two from 4 KiB to 1 GiB), want a request
+ *                   that failed or fell short sent again whole (whole=1), and after how long
+ *                   at first (retry=TIME)
  * `size` is how large a written object will be (space is reserved at once); 0 where not known or
  * for PEN_READ. With PEN_WRITE the bytes go to an unnamed file beside the target; where there is
  * none to be had, to one with a temporary name (".NAME.penstock-NUMBER", NAME cut to 100 bytes). If
@@ -221,7 +225,7 @@ struct pen_extent {
 	uint64_t group;		/* what pen_job_landed() and its like call it; only with
 				   options.groups */
 	struct pen_device *device;	/* whose memory it is; NULL: the job's device. One job may
-					   mix the host and several GPUs */
+					   mix the host and several GPUs, 32 devices in all */
 	uint32_t flags;		/* PEN_FILL, or 0 */
 	uint32_t fill;		/* the byte that PEN_FILL writes */
 	uint64_t reserved[4];
@@ -282,15 +286,14 @@ struct pen_options {
 	uint64_t groups;		/* the extents' groups are below this, and pen_job_landed(),
 					   pen_job_gathered() and pen_job_stored() tell as each
 					   is complete; 0: nobody asks */
-	const struct pen_stream *streams;	/* further streams to start after, one for each of
-						   several devices */
+	const struct pen_stream *streams;	/* further streams to start after, of any GPUs */
 	size_t stream_count;
 	const struct pen_digests *digests;	/* objects whose chunks are to be digested as they
 						   pass; NULL: none */
 	size_t digest_count;
 };
 
-/* What is queued on this stream of this device comes first; see options.stream. */
+/* What is queued on this stream of this GPU comes before all of the job; see options.stream. */
 struct pen_stream {
 	struct pen_device *device;
 	void *stream;
@@ -304,7 +307,8 @@ struct pen_stream {
  */
 struct pen_digests {
 	struct pen_object *object;
-	uint64_t chunk;		/* bytes, a power of two from 64 KiB to 16 MiB */
+	uint64_t chunk;		/* bytes, a power of two from 64 KiB to 16 MiB; must fit into a
+				   request: options.request_size, half of options.memory_limit */
 	uint64_t count;		/* entries of the tables; chunks beyond are not digested */
 	uint64_t *values;
 	unsigned char *states;	/* enum pen_chunk; entries of chunks that are not touched stay as
@@ -412,8 +416,9 @@ int pen_job_wait_for(struct pen_job *job, double seconds);
  * thread at a time for each of the three.
  *
  *   landed     of a read: all is in memory. Work queued on any stream afterwards sees the bytes.
- *   gathered   of a write: all has been taken, and the memory may change again. The job gathers
- *              ahead of the store as far as options.memory_limit allows.
+ *   gathered   of a write: all has been taken, and the memory may change again. By paths that
+ *              stage the job gathers ahead of the store as far as options.memory_limit allows;
+ *              by cuFile it is with the store at the same moment.
  *   stored     of a write: all is with the object; durable only after pen_object_commit().
  */
 size_t pen_job_landed(struct pen_job *job, uint64_t *groups, size_t room, double seconds);

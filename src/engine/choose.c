@@ -84,11 +84,6 @@ static const char *no_direct_reason(const struct schedule *schedule)
 
 /* ------------------------------------------------------------------------- adding a path -- */
 
-static unsigned int at_most(unsigned int value, unsigned int limit)
-{
-	return value < limit ? value : limit;
-}
-
 /* No more lanes than there is work for. */
 static unsigned int lanes_for(const struct chooser *chooser, enum path_side side,
 			      unsigned int wished, uint64_t worth)
@@ -428,6 +423,7 @@ static int choose_unit(struct chooser *chooser, const struct pen_extent *extents
 {
 	const struct pen_options *options = chooser->options;
 	uint64_t unit = UNIT, most = power_below(options->memory_limit / 2), chunk = 0;
+	bool capped = options->request_size != 0;
 
 	for (size_t i = 0; i < options->digest_count; i++)
 		if (options->digests[i].chunk > chunk)
@@ -437,12 +433,14 @@ static int choose_unit(struct chooser *chooser, const struct pen_extent *extents
 	for (size_t i = 0; i < count; i++) {
 		const struct pen_object *object = extents[i].object;
 
+		if (object && object->info.request_most)
+			capped = true;
 		if (object && object->info.request_most && object->info.request_most < unit)
 			unit = power_below(object->info.request_most);
 	}
 	if (most < unit)
 		unit = most;
-	if (chunk > unit && chunk > UNIT && !options->request_size && chunk <= most)
+	if (chunk > unit && !capped && chunk <= most)
 		unit = chunk;
 	chooser->schedule->unit = unit;
 	if (chunk <= unit)

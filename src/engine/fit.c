@@ -16,11 +16,6 @@
 #define PIECES_MANY 4096u
 #define PIECE_LARGEST ((size_t)64 << 20)
 
-static unsigned int at_most(unsigned int value, unsigned int limit)
-{
-	return value < limit ? value : limit;
-}
-
 /* Does a lane of this path stage what it carries? */
 static bool stages(const struct path *path)
 {

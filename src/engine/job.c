@@ -67,8 +67,8 @@ int job_stream_join(struct pen_job *job, unsigned int device, struct pen_error *
 	pthread_mutex_lock(&job->lock);
 	if (!own->users) {
 		rc = device_stream_open(own->device, &own->stream, err);
-		if (!rc) {
-			rc = device_wait(own->device, &own->stream, &own->after, err);
+		for (size_t i = 0; i < job->after_count && !rc; i++) {
+			rc = device_wait(own->device, &own->stream, &job->after[i].fence, err);
 			if (rc)
 				device_stream_close(own->device, &own->stream);
 		}
@@ -112,12 +112,16 @@ struct tally *job_tally(struct pen_job *job, const char *path, const char *reaso
 		if (!strcmp(job->tallies[i].path, path) && !strcmp(job->tallies[i].reason, reason))
 			tally = &job->tallies[i];
 	if (!tally) {
-		/* Two paths, at most three steps down from each, and the edges of writes. */
-		assert(job->tally_count < PEN_PATHS_MAX);
+		/* Each lane may have had its own reason to step down: there is room for some. */
+		if (job->tally_count == PEN_PATHS_MAX) {
+			tally = &job->tallies[PEN_PATHS_MAX - 1];
+			goto out;
+		}
 		tally = &job->tallies[job->tally_count++];
 		text_copy(tally->path, sizeof(tally->path), path);
 		text_copy(tally->reason, sizeof(tally->reason), reason);
 	}
+out:
 	pthread_mutex_unlock(&job->lock);
 	return tally;
 }
@@ -149,9 +153,9 @@ static void job_free(struct pen_job *job)
 {
 	for (unsigned int i = 0; i < job->lane_count; i++)
 		lane_fini(&job->lanes[i]);
-	for (unsigned int i = 0; i < PLAN_DEVICES; i++)
-		if (job->devices[i].device)
-			device_fence_close(job->devices[i].device, &job->devices[i].after);
+	for (size_t i = 0; i < job->after_count; i++)
+		device_fence_close(job->after[i].device, &job->after[i].fence);
+	free(job->after);
 	free(job->lanes);
 	groups_fini(&job->arrived);
 	groups_fini(&job->gathered);
@@ -188,7 +192,6 @@ static void set_up_devices(struct pen_job *job)
 {
 	const struct plan *plan = job->schedule->plan;
 
-	job->uses_host = plan->fill_bytes != 0;
 	for (unsigned int i = 0; i < plan->device_count; i++) {
 		job->devices[i].device = plan->devices[i];
 		if (plan->devices[i] == job->schedule->gpu)
@@ -364,26 +367,49 @@ static int check_allocation(struct pen_device *device, uint64_t size, struct pen
 static int follow_stream(struct pen_job *job, struct pen_device *device, void *stream,
 			 struct pen_error *err)
 {
+	struct job_after *after = &job->after[job->after_count];
+	int rc;
+
 	if (!stream)
 		return 0;
-	for (unsigned int i = 0; i < job->schedule->plan->device_count; i++)
-		if (job->devices[i].device == device) {
-			device_fence_close(device, &job->devices[i].after);
-			return device_fence_behind(device, stream, &job->devices[i].after, err);
-		}
-	/* Nothing of this job is there, so there is nothing to order. */
-	return 0;
+	after->device = device;
+	rc = device_fence_behind(device, stream, &after->fence, err);
+	job->after_count += !rc;
+	return rc;
 }
 
 static int follow_streams(struct pen_job *job, struct pen_error *err)
 {
 	const struct pen_options *options = &job->options;
-	int rc = follow_stream(job, job->device, options->stream, err);
+	int rc;
 
+	job->after = os_calloc(options->stream_count + 1, sizeof(job->after[0]));
+	if (!job->after)
+		return error_sys(err, -ENOMEM, "start", "a transfer", -1);
+	rc = follow_stream(job, job->device, options->stream, err);
 	for (size_t i = 0; i < options->stream_count && !rc; i++)
 		rc = follow_stream(job, options->streams[i].device, options->streams[i].stream,
 				   err);
 	return rc;
+}
+
+/* A stream is some GPU's; whose, has to be said. */
+static int check_streams(struct pen_device *device, const struct pen_options *options,
+			 struct pen_error *err)
+{
+	bool wrong = options->stream && device->is_host;
+
+	for (size_t i = 0; i < options->stream_count; i++) {
+		const struct pen_stream *stream = &options->streams[i];
+
+		wrong |= !stream->device || stream->device->is_host || stream->reserved[0] ||
+			 stream->reserved[1];
+	}
+	if (!wrong)
+		return 0;
+	error_set(err, -EINVAL, "follow", "a stream", -1, "it has no GPU");
+	error_hint(err, "Name the stream with its GPU in options.streams");
+	return -EINVAL;
 }
 
 int pen_job_start(enum pen_mode direction, struct pen_device *device,
@@ -400,7 +426,11 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 	if (direction < PEN_READ || direction > PEN_WRITE_IN_PLACE)
 		return error_set(err, -EINVAL, "start", "a transfer", -1, "%d is no direction",
 				 (int)direction);
+	if (!device)
+		return error_set(err, -EINVAL, "start", "a transfer", -1, "it has no device");
 	rc = schedule_options(options, &full, err);
+	if (!rc)
+		rc = check_streams(device, &full, err);
 	if (rc)
 		return rc;
 	if (full.allocate)
@@ -627,7 +657,9 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 		job->state = PEN_CANCELLED;
 		rc = error_set(err, -ECANCELED, "finish", "the transfer", -1, "it was cancelled");
 	} else {
-		job->state = PEN_DONE;
+		/* No lane had anything to do with the device that the memory is of. */
+		rc = job_allocate(job, 0, err);
+		job->state = rc ? PEN_FAILED : PEN_DONE;
 		tuner_fini(&job->tuner);
 	}
 	hand_over_memory(job, rc);

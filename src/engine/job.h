@@ -38,7 +38,12 @@ struct job_device {
 	struct pen_device *device;
 	struct device_stream stream;	/* open while it has users */
 	unsigned int users;		/* lanes; guarded by the job's lock */
-	struct device_fence after;	/* behind what the caller's stream held at the start */
+};
+
+/* Behind what a stream of the caller's held at the start. */
+struct job_after {
+	struct pen_device *device;
+	struct device_fence fence;
 };
 
 struct pen_job {
@@ -49,6 +54,8 @@ struct pen_job {
 	struct schedule *schedule;
 	struct job_device devices[PLAN_DEVICES];	/* the plan's, by its numbers */
 	unsigned int staging_device;	/* of these, for which staging memory is pinned */
+	struct job_after *after;	/* all of it comes first */
+	size_t after_count;
 	bool uses_host;			/* some of the memory is the host's */
 	uint64_t request_least;		/* smaller ones are not worth it to the store */
 	struct pen_digests *asked;	/* our copy of options.digests */

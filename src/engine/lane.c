@@ -132,18 +132,16 @@ static bool next_path(struct lane *lane, const struct pen_error *why)
 	return true;
 }
 
-/* Leave this path for the next. Nothing may be queued. */
-static int step_down(struct lane *lane, const struct pen_error *why)
+/* Leave this path for the next. Nothing may be queued. `why` becomes why the last one failed. */
+static int step_down(struct lane *lane, struct pen_error *why)
 {
-	struct pen_error err = *why;
-
 	do {
 		if (lane->queue_up)
 			queue_fini(&lane->queue);
 		lane->queue_up = false;
-		if (!next_path(lane, &err))
-			return err.code;
-	} while (open_queue(lane, &err));
+		if (!next_path(lane, why))
+			return why->code;
+	} while (open_queue(lane, why));
 	return 0;
 }
 
@@ -322,7 +320,16 @@ static void wait_for_news(struct lane *lane)
 	}
 }
 
-/* Nothing is under way any more: change to the next path down. */
+/* May it change its queue now? What is staged stays; what is lent, or on the device, is not. */
+static bool can_leave(const struct lane *lane)
+{
+	const struct queue_ops *queue = lane->queue.inner;
+
+	return !lane->queue.queued &&
+	       (!lane->staging.used || !(queue->lends || queue->on_device));
+}
+
+/* Nothing is with the queue any more: change to the next path down. */
 static bool leave(struct lane *lane)
 {
 	lane->leaving = false;
@@ -345,8 +352,11 @@ static void carry(struct lane *lane)
 		}
 		moved |= reap(lane, 0);
 		moved |= transit_advance(lane);
-		if (lane->leaving && !lane->staging.used && !leave(lane))
-			return;
+		if (lane->leaving && can_leave(lane)) {
+			if (!leave(lane))
+				return;
+			moved = true;
+		}
 		if (moved) {
 			lane->last_wait_ns = lane->waited_ns;
 			lane->waited_ns = 0;
@@ -368,7 +378,7 @@ static void drain(struct lane *lane)
 	for (unsigned int i = 0; i < lane->staging.slot_count; i++)
 		if (lane->transits[i].state != FREE)
 			transit_let_go(lane, &lane->transits[i]);
-	assert(!lane->staging.used && !lane->waiting && !lane->copying);
+	assert(!lane->staging.used && !lane->sendable && !lane->waiting && !lane->copying);
 }
 
 /* -------------------------------------------------------------------- beginning and end -- */
@@ -379,13 +389,19 @@ static int wait_for_callers(struct lane *lane, struct pen_error *err)
 	struct pen_job *job = lane->job;
 	int rc = 0;
 
-	for (unsigned int i = 0; i < job->schedule->plan->device_count && !rc; i++)
-		while ((rc = device_poll(job->devices[i].device, &job->devices[i].after, err)) ==
-		       -EAGAIN) {
+	for (size_t i = 0; i < job->after_count && !rc; i++) {
+		struct job_after *after = &job->after[i];
+
+		lane->entered = -1;
+		rc = device_enter(after->device, err);
+		if (!rc)
+			rc = device_poll(after->device, &after->fence, err);
+		for (; rc == -EAGAIN; rc = device_poll(after->device, &after->fence, err)) {
 			if (!job_running(job))
 				return 0;
 			os_sleep(WAIT_COPY_NS);
 		}
+	}
 	return rc;
 }
 

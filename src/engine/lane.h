@@ -16,10 +16,14 @@
  *                --home--> FREE
  *   write   FREE --issue--> COPYABLE --copy--> COPYING --gathered--> SENDABLE --send--> QUEUED
  *                --home--> FREE
- *   either  QUEUED --fell_short, or the next part of a write--> SENDABLE
- *           QUEUED --failed--> WAITING --advance, when its time has come--> SENDABLE
- *           QUEUED --failed, the path is barred--> FREE, its range held for the next path
+ *   either  QUEUED --fell_short, or the next part of a write--> QUEUED, or SENDABLE where there is
+ *           no room
+ *           QUEUED --failed, fell_short--> WAITING --advance, when its time has come--> QUEUED
+ *           QUEUED --failed, the path is barred--> SENDABLE with what a write gathered, by the next
+ *           path; anything else FREE, its range held for that
+ *           any --drain, when the job has failed or was cancelled--> FREE
  *
+ * Copies of the host alone pass COPYING in one step; one that failed stays there, as its job fails.
  * Straight between the store and its memory a read goes from QUEUED home, and a write begins as
  * SENDABLE. What may be trusted in each state:
  *
@@ -91,8 +95,8 @@ struct lane {
 	uint32_t devices_up;		/* a bit for each of the plan's */
 	int entered;			/* the device that is current for this thread; -1: none */
 	unsigned int pinned_pieces;
-	unsigned int waiting;		/* transits that are WAITING */
-	unsigned int copying;		/* those that are COPYABLE or COPYING */
+	unsigned int sendable, waiting;	/* transits in these states */
+	unsigned int copying;		/* and those that are COPYABLE or COPYING */
 	struct range *held;		/* taken from the list, waiting for room or another path */
 	unsigned int held_count;
 	uint64_t waited_ns, last_wait_ns;	/* for copies: this time so far, and last time */

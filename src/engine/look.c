@@ -1,18 +1,31 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Digesting bytes as they pass: of a read when they have landed, of a write when they are
- * gathered, each time in the lane's own buffer. A chunk lies in one request, so each entry of the
- * table has one writer, and its value does not depend on the order in which requests come home;
- * only the states of chunks that were moved in part have several writers, who all write the same.
+ * Digesting bytes as they pass: of a read when they have landed, of a write when they are gathered,
+ * each time in the lane's own buffer. A chunk that is moved whole lies in one request, so its value
+ * does not depend on the order in which requests come home. Where read extents overlap, several
+ * requests may pass the same chunk: each that sees it whole writes the same, and what was seen
+ * whole by one stays so whatever others missed.
  */
 #include "base/digest.h"
 #include "engine/job.h"
 #include "engine/lane.h"
 #include "io/object.h"
 
-static void set_state(const struct pen_digests *digests, uint64_t chunk, enum pen_chunk state)
+static void keep(const struct pen_digests *digests, uint64_t chunk, uint64_t value)
 {
-	__atomic_store_n(&digests->states[chunk], (unsigned char)state, __ATOMIC_RELAXED);
+	__atomic_store_n(&digests->values[chunk], value, __ATOMIC_RELAXED);
+	__atomic_store_n(&digests->states[chunk], (unsigned char)PEN_CHUNK_DIGESTED,
+			 __ATOMIC_RELAXED);
+}
+
+/* A chunk that somebody has seen whole stays so. */
+static void miss(const struct pen_digests *digests, uint64_t chunk)
+{
+	unsigned char state = PEN_CHUNK_UNTOUCHED;
+
+	__atomic_compare_exchange_n(&digests->states[chunk], &state,
+				    (unsigned char)PEN_CHUNK_UNVERIFIED, false, __ATOMIC_RELAXED,
+				    __ATOMIC_RELAXED);
 }
 
 /* `data` is where the transit's first byte lies; NULL: nobody sees it. */
@@ -31,14 +44,14 @@ static void walk(struct lane *lane, const struct transit *transit, const unsigne
 
 		next = stop < transit->end ? stop : transit->end;
 		if (chunk < digests->count && data && at == begin && next == stop) {
-			digests->values[chunk] = digest_kind(digests->kind)->of(
-				data + (at - transit->offset), (size_t)(stop - begin));
-			set_state(digests, chunk, PEN_CHUNK_DIGESTED);
+			keep(digests, chunk,
+			     digest_kind(digests->kind)->of(data + (at - transit->offset),
+							    (size_t)(stop - begin)));
 			lane->digested_bytes += stop - begin;
 			continue;
 		}
 		if (chunk < digests->count)
-			set_state(digests, chunk, PEN_CHUNK_UNVERIFIED);
+			miss(digests, chunk);
 		lane->unverified_bytes += next - at;
 	}
 }

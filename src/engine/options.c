@@ -50,6 +50,15 @@ int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
 #define CHUNK_MIN (64ull << 10)
 #define CHUNK_MAX (16ull << 20)
 
+/* One table for an object. */
+static bool asked_twice(const struct pen_options *options, size_t index)
+{
+	for (size_t i = 0; i < index; i++)
+		if (options->digests[i].object == options->digests[index].object)
+			return true;
+	return false;
+}
+
 static int check_digests(const struct pen_options *options, struct pen_error *err)
 {
 	for (size_t i = 0; i < options->digest_count; i++) {
@@ -63,6 +72,9 @@ static int check_digests(const struct pen_options *options, struct pen_error *er
 			return error_set(err, -EINVAL, "digest", name, -1,
 					 "an object or a table is missing, or a reserved field is "
 					 "not zero");
+		if (asked_twice(options, i))
+			return error_set(err, -EINVAL, "digest", name, -1,
+					 "digests of one object are asked for twice");
 		if (!digest_kind(digests->kind))
 			return error_set(err, -EINVAL, "digest", name, -1,
 					 "%d is no kind of digest", digests->kind);
@@ -92,6 +104,11 @@ int schedule_options(const struct pen_options *given, struct pen_options *full,
 			return error_set(err, -EINVAL, "use", object, -1, "their size is not set");
 		memcpy(full, given, size);
 		full->size = sizeof(*full);
+		/* One of a newer header may wish for what this library does not know. */
+		for (size_t i = sizeof(*full); i < given->size; i++)
+			if (((const unsigned char *)given)[i])
+				return error_set(err, -EINVAL, "use", object, -1,
+						 "this library is older than what they ask for");
 	}
 	if (!pen_transfer_name(full->transfer))
 		return error_set(err, -EINVAL, "use", object, -1, "%d is no transfer type",
@@ -132,5 +149,8 @@ int schedule_options(const struct pen_options *given, struct pen_options *full,
 				 "there is no place for the memory to allocate");
 	if (full->inject && queue_inject_check(full->inject, err))
 		return -EINVAL;
+	if ((full->digest_count && !full->digests) || (full->stream_count && !full->streams))
+		return error_set(err, -EINVAL, "use", object, -1,
+				 "they count digests or streams that are not there");
 	return check_digests(full, err);
 }

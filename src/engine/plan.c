@@ -163,8 +163,9 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 	if (object->committed)
 		return error_set(maker->err, -EBADF, operation, object->name, -1,
 				 "it is committed already");
-	if (rows_of(extent) > 1 && (extent->object_pitch < extent->length ||
-				    extent->memory_pitch < extent->length))
+	if (rows_of(extent) > 1 &&
+	    (extent->object_pitch < extent->length ||
+	     (extent->memory_pitch < extent->length && !(extent->flags & PEN_FILL))))
 		return error_set(maker->err, -EINVAL, operation, object->name,
 				 (int64_t)extent->offset,
 				 "extent %zu has a pitch smaller than its rows", index);

@@ -14,7 +14,7 @@
  *   1. Requests are in order of (object, offset) and do not overlap, except where `straight`.
  *   2. No request crosses a multiple of `unit` of its object. So a lane may merge neighbours into
  *      one larger request at run time, but never has to cut one; and a chunk of at most `unit`
- *      bytes that is read or written whole lies in one request.
+ *      bytes that is read or written whole lies in one request, except where `straight`.
  *   3. A request of a write has no byte that no copy fills.
  *   4. The copies of a request together move each byte of each extent exactly once.
  */
@@ -25,7 +25,7 @@
 #include "penstock.h"
 
 /* Devices of one plan. */
-#define PLAN_DEVICES 16
+#define PLAN_DEVICES 32
 
 struct plan_place {
 	_Atomic uintptr_t base;	/* where it begins; 0 until the job has allocated it */

@@ -29,6 +29,11 @@
 #define MEMORY_LIMIT_MIN ((uint64_t)64 << 10)
 #define LANES_MAX 64u
 
+static inline unsigned int at_most(unsigned int value, unsigned int limit)
+{
+	return value < limit ? value : limit;
+}
+
 /* Indices of the plan's requests. */
 struct work {
 	uint32_t *requests;

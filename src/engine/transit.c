@@ -17,8 +17,10 @@
 
 static void set_state(struct lane *lane, struct transit *transit, enum transit_state state)
 {
+	lane->sendable -= transit->state == SENDABLE;
 	lane->waiting -= transit->state == WAITING;
 	lane->copying -= transit->state == COPYABLE || transit->state == COPYING;
+	lane->sendable += state == SENDABLE;
 	lane->waiting += state == WAITING;
 	lane->copying += state == COPYABLE || state == COPYING;
 	transit->state = state;
@@ -49,6 +51,9 @@ static void home(struct lane *lane, struct transit *transit)
 	lane->requests++;
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
+	/* Memory that is sent straight from where it lies is not free before the store has it. */
+	if (transit->straight && lane_writes(lane))
+		groups_came(&lane->job->gathered, transit->range.first, transit->range.count);
 	groups_came(&lane->job->arrived, transit->range.first, transit->range.count);
 	transit_let_go(lane, transit);
 }
@@ -91,10 +96,9 @@ static void send(struct lane *lane, struct transit *transit)
 		set_state(lane, transit, SENDABLE);
 		return;
 	}
-	if (!transit->io.attempt)
+	if (!transit->born_ns)
 		transit->born_ns = transit->io.started_ns;
 	set_state(lane, transit, QUEUED);
-	transit->slot->state = SLOT_FILLING;
 }
 
 static void send_again(struct lane *lane, struct transit *transit)
@@ -176,6 +180,31 @@ static void start_over(struct lane *lane, struct transit *transit)
 	transit->sent = transit->edge_bytes = 0;
 }
 
+/* It is sent again when its time has come, later each time: a store that stumbles needs a moment. */
+static void wait_and_send(struct lane *lane, struct transit *transit)
+{
+	const struct object_info *info = &transit->io.object->info;
+
+	transit->due_ns = os_now() + (info->retry_ns << transit->retries++);
+	lane->retries++;
+	if (resent_whole(lane, transit))
+		start_over(lane, transit);
+	set_state(lane, transit, WAITING);
+}
+
+/* Does what is under way stay when the lane changes its path? What a write has gathered does, for
+ * the next path to send: its memory may have changed. Anything else is taken anew. */
+static bool stays(const struct lane *lane)
+{
+	return lane_writes(lane) && !lane->queue.inner->on_device;
+}
+
+static void take_anew(struct lane *lane, struct transit *transit)
+{
+	take_hold(lane, transit->range);
+	transit_let_go(lane, transit);
+}
+
 /* A request failed: try again later, leave this path, or give up. */
 static void failed(struct lane *lane, struct transit *transit)
 {
@@ -186,18 +215,17 @@ static void failed(struct lane *lane, struct transit *transit)
 	if (!job_running(lane->job)) {
 		transit_let_go(lane, transit);
 	} else if (may_pass(transit->io.result) && transit->retries < info->retries) {
-		/* Give a store that stumbles a moment, longer each time. */
-		transit->due_ns = os_now() + (info->retry_ns << transit->retries++);
-		lane->retries++;
-		if (resent_whole(lane, transit))
-			start_over(lane, transit);
-		set_state(lane, transit, WAITING);
+		wait_and_send(lane, transit);
 	} else if (path_barred(lane, &transit->io)) {
 		if (!lane->leaving)
 			lane->why_leaving = err;
 		lane->leaving = true;
-		take_hold(lane, transit->range);
-		transit_let_go(lane, transit);
+		if (stays(lane)) {
+			transit->io.attempt++;
+			set_state(lane, transit, SENDABLE);
+		} else {
+			take_anew(lane, transit);
+		}
 	} else {
 		lane_fail(lane, &err);
 		transit_let_go(lane, transit);
@@ -213,12 +241,12 @@ static void fell_short(struct lane *lane, struct transit *transit)
 	size_t kept = io->done / align * align;
 	struct pen_error err;
 
-	if (!io->done && !io->write) {
+	if (!io->done && !io->write && !whole) {
 		error_set(&err, -ESTALE, "read", io->object->name, (int64_t)io->offset,
 			  "it ends here, %zu bytes early: it shrank while it was read", io->length);
 		error_hint(&err, "Read it again when nothing writes to it");
 		lane_fail(lane, &err);
-	} else if ((!io->done || whole) && transit->retries++ >= io->object->info.retries) {
+	} else if ((!io->done || whole) && transit->retries >= io->object->info.retries) {
 		error_set(&err, -EIO, io->write ? "write" : "read", io->object->name,
 			  (int64_t)io->offset, "request after request comes up short");
 		lane_fail(lane, &err);
@@ -227,10 +255,13 @@ static void fell_short(struct lane *lane, struct transit *transit)
 		transit_let_go(lane, transit);
 		return;
 	}
+	if (whole) {
+		wait_and_send(lane, transit);
+		return;
+	}
+	transit->retries += !io->done;
 	lane->retries++;
-	if (whole)
-		start_over(lane, transit);
-	else if (kept || !io->direct)
+	if (kept || !io->direct)
 		transit->sent += kept;
 	else
 		/* Not even one block: the rest goes through the page cache. */
@@ -271,10 +302,13 @@ void transit_came_home(struct lane *lane, struct transit *transit)
 		return;
 	}
 	transit->sent += io->length;
-	if (transit->start + transit->sent < transit->end)
-		send_again(lane, transit);
-	else
+	if (transit->start + transit->sent < transit->end) {
+		/* The next part is a request of its own to whoever counts attempts. */
+		io->attempt = 0;
+		send(lane, transit);
+	} else {
 		land(lane, transit);
+	}
 }
 
 /* --------------------------------------------------------------------------- the copies -- */
@@ -374,7 +408,6 @@ static bool copy(struct lane *lane, struct transit *transit)
 	rc = queue_copies(lane, transit, &err);
 	/* Even a copy that failed half-way may have queued others before. */
 	set_state(lane, transit, COPYING);
-	transit->slot->state = SLOT_COPYING;
 	transit->copying = transit->devices;
 	if (rc)
 		lane_fail(lane, &err);
@@ -422,12 +455,24 @@ static bool copied(struct lane *lane, struct transit *transit)
 bool transit_advance(struct lane *lane)
 {
 	const struct staging *staging = &lane->staging;
+	bool full = lane->queue.queued >= take_depth(lane);
 	bool moved = false;
 
+	/* Where only the store can bring news, thousands that wait for it need no look. */
+	if (!lane->copying && (full || !(lane->sendable + lane->waiting)))
+		return false;
 	for (unsigned int i = staging_next(staging, 0); i < staging->slot_count;
 	     i = staging_next(staging, i + 1)) {
 		struct transit *transit = &lane->transits[i];
 
+		/* Nothing is sent by a path that is being left. */
+		if (lane->leaving && (transit->state == WAITING || transit->state == SENDABLE)) {
+			if (stays(lane))
+				continue;
+			take_anew(lane, transit);
+			moved = true;
+			continue;
+		}
 		switch (transit->state) {
 		case COPYABLE:
 			moved |= copy(lane, transit);
@@ -535,6 +580,7 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	transit->sent = transit->edge_bytes = 0;
 	transit->through = false;
 	transit->retries = 0;
+	transit->born_ns = 0;
 	memset(io, 0, offsetof(struct queue_request, error));
 	io->object = plan->objects[head->object];
 	io->write = lane_writes(lane);
@@ -555,11 +601,11 @@ static size_t lead_of(const struct lane *lane, const struct transit *transit)
 /* A slot with `size` bytes of staging memory, growing the staging where that helps. */
 static struct slot *find_slot(struct lane *lane, size_t size)
 {
-	struct slot *slot = staging_take(&lane->staging, size, SLOT_FILLING);
+	struct slot *slot = staging_take(&lane->staging, size);
 
 	if (!slot && size && staging_can_grow(&lane->staging) &&
 	    !lane_add_piece(lane, lane->staging.piece_count ? PIECE_MORE : PIECE_FIRST))
-		slot = staging_take(&lane->staging, size, SLOT_FILLING);
+		slot = staging_take(&lane->staging, size);
 	return slot;
 }
 

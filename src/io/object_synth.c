@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* null: and pattern:SIZE, each with ,latency=TIME ,rate=BYTES ,knee=BYTES ,best=BYTES ,most=BYTES
- * ,whole=1; see synth.h. */
+/* null: and pattern:SIZE, each with ,latency=TIME ,rate=BYTES ,knee=BYTES ,least=BYTES ,best=BYTES
+ * ,most=BYTES ,whole=1 ,retry=TIME; see synth.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

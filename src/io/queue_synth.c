@@ -32,7 +32,7 @@ static uint64_t due(struct synth *synth, uint64_t now, uint64_t length)
 	if (!rate)
 		return now + synth->latency_ns;
 	if (synth->knee && flight > synth->knee)
-		rate = rate / 10 * 7;
+		rate = rate > 10 ? rate / 10 * 7 : 1;
 	from = atomic_load(&synth->wire_free_ns);
 	do {
 		to = (from > now ? from : now) + (uint64_t)((double)length / (double)rate * 1e9);

@@ -52,13 +52,12 @@ static unsigned int first_free(const struct staging *staging)
 			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
 }
 
-struct slot *staging_take(struct staging *staging, size_t size, enum slot_state state)
+struct slot *staging_take(struct staging *staging, size_t size)
 {
 	struct slot **link = NULL, *slot;
 	unsigned int number, piece;
 	size_t at = 0;
 
-	assert(state != SLOT_FREE);
 	if (staging->used == staging->slot_count)
 		return NULL;
 	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
@@ -68,7 +67,7 @@ struct slot *staging_take(struct staging *staging, size_t size, enum slot_state 
 		return NULL;
 	number = first_free(staging);
 	slot = &staging->slots[number];
-	*slot = (struct slot){ .state = state, .at = at, .size = size };
+	*slot = (struct slot){ .taken = true, .at = at, .size = size };
 	if (size) {
 		slot->piece = piece - 1;
 		slot->memory = staging->pieces[piece - 1].piece->memory + at;
@@ -87,14 +86,14 @@ void staging_put(struct staging *staging, struct slot *slot)
 	struct staged_piece *piece = &staging->pieces[slot->piece];
 	struct slot **link = &piece->first;
 
-	assert(slot->state != SLOT_FREE);
+	assert(slot->taken);
 	if (slot->memory) {
 		while (*link != slot)
 			link = &(*link)->next;
 		*link = slot->next;
 		piece->free += slot->size;
 	}
-	slot->state = SLOT_FREE;
+	slot->taken = false;
 	staging->busy[number / 64] &= ~(1ull << number % 64);
 	staging->used--;
 }

@@ -6,19 +6,17 @@
  * is the lowest free stretch that fits, so light use stays in a few hot megabytes, and it never
  * crosses a piece, so it never straddles two registrations.
  *
- *   FREE --staging_take--> FILLING or COPYING (the lane says who owns it) --staging_put--> FREE
+ * Who uses it meanwhile, the kernel or a GPU, is the transit's to know (engine/lane.h).
  *
  * Invariants
- *   1. A slot is FREE only when the kernel and the GPU have both let go of it.
- *   2. Slots that are not FREE do not overlap; each begins at a page, as direct I/O wants it.
- *   3. The bits of `busy` are those of the slots that are not FREE.
+ *   1. A slot is put back only when the kernel and every GPU have let go of it.
+ *   2. Slots that are out do not overlap; each begins at a page, as direct I/O wants it.
+ *   3. The bits of `busy` are those of the slots that are out.
  */
 #include "mem/pool.h"
 
-enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_COPYING };
-
 struct slot {
-	enum slot_state state;
+	bool taken;
 	unsigned char *memory;		/* NULL: it needs none (straight to memory, or lent) */
 	unsigned int piece;		/* index in the staging */
 	size_t at, size;		/* place in the piece */
@@ -38,7 +36,7 @@ struct staging {
 	unsigned int piece_count, piece_room;
 	struct slot *slots;
 	unsigned int slot_count;
-	unsigned int used;		/* slots that are not FREE */
+	unsigned int used;		/* slots that are out */
 	uint64_t busy[STAGING_SLOTS_MAX / 64];
 };
 
@@ -46,8 +44,8 @@ struct staging {
 int staging_init(struct staging *staging, unsigned int slots, unsigned int pieces);
 void staging_fini(struct staging *staging);
 
-/* A slot of `size` bytes (0: only the bookkeeping), in `state`; NULL where there is no room now. */
-struct slot *staging_take(struct staging *staging, size_t size, enum slot_state state);
+/* A slot of `size` bytes (0: only the bookkeeping); NULL where there is no room now. */
+struct slot *staging_take(struct staging *staging, size_t size);
 void staging_put(struct staging *staging, struct slot *slot);
 
 /* The number of the first slot in use from `from` on; slot_count: there is none. */

@@ -237,6 +237,45 @@ TEST(auto_takes_no_path_on_which_nobody_sees_the_bytes)
 
 /* ------------------------------------------------------------------------------- refused -- */
 
+TEST(no_chunk_is_larger_than_what_the_store_takes)
+{
+	struct pen_device *host = kit_device("host");
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_extent extent = { .memory = bytes, .length = 16 * MIB };
+
+	OK(pen_object_open("pattern:16M,most=64K", PEN_READ, 0, &extent.object, &kit_err));
+	for (uint64_t chunk = 128 * KIB; chunk <= 16 * MIB; chunk *= 2) {
+		ask(&options, extent.object, PEN_DIGEST_XXH3, chunk);
+		REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL,
+					      &kit_err));
+	}
+	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
+	OK(pen_transfer(PEN_READ, host, &extent, 1, &options, &report, &kit_err));
+	CHECK_EQ(report.digested_bytes, 16 * MIB);
+	pen_object_close(extent.object);
+	pen_device_close(host);
+}
+
+TEST(what_a_barred_path_leaves_is_digested_once)
+{
+	struct pen_device *host = kit_device("host");
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_extent extent = { .memory = bytes, .length = SIZE };
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/barred", kit_folder(DISK));
+	pattern_fill(bytes, SIZE, 0);
+	OK(pen_object_open(path, PEN_WRITE, SIZE, &extent.object, &kit_err));
+	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
+	options.inject = "fail:2:EINVAL,fail:9:EINVAL";
+	OK(pen_transfer(PEN_WRITE, host, &extent, 1, &options, &report, &kit_err));
+	OK(pen_object_commit(extent.object, &kit_err));
+	pen_object_close(extent.object);
+	CHECK(kit_holds(path, SIZE));
+	check_all(PEN_DIGEST_XXH3, 64 * KIB);
+	pen_device_close(host);
+}
+
 TEST(what_makes_no_sense_is_refused)
 {
 	static const uint64_t chunks[] = { 0, 1, 32 * KIB, 96 * KIB, 32 * MIB };
@@ -258,6 +297,18 @@ TEST(what_makes_no_sense_is_refused)
 	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
 	digests.reserved[2] = 1;
 	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
+	/* Tables that are not there, or two for one object. */
+	options.digests = NULL;
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
+	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
+	{
+		struct pen_digests two[2] = { digests, digests };
+
+		options.digests = two;
+		options.digest_count = 2;
+		REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL,
+					      &kit_err));
+	}
 	/* A chunk must fit into a request, and a request into the memory limit. */
 	ask(&options, extent.object, PEN_DIGEST_XXH3, MIB);
 	options.request_size = 64 * KIB;

@@ -369,4 +369,105 @@ TEST(each_device_waits_for_a_stream_of_its_own)
 		pen_device_close(devices[i]);
 }
 
+/* A stream of the caller's fills memory late; only the job that waits for it writes the new bytes. */
+static void check_stream(struct pen_device *job_device, bool host_memory, bool twice)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	static unsigned char host[4 * MIB], back[4 * MIB];
+	struct pen_stream streams[2] = { { .device = devices[1] }, { .device = devices[1] } };
+	struct pen_extent extent = { .length = 4 * MIB };
+	void *memory, *context;
+	char path[128];
+	int fd;
+
+	OK(pen_device_alloc(devices[1], 4 * MIB, &memory, &kit_err));
+	memset(host, 0, sizeof(host));
+	CHECK_EQ(((int (*)(void **, int))driver("cuDevicePrimaryCtxRetain"))(&context, 0), 0);
+	CHECK_EQ(((enter)driver("cuCtxSetCurrent"))(context), 0);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(((make_stream)driver("cuStreamCreate"))(&streams[i].stream, 1), 0);
+	CHECK_EQ(((set_bytes)driver("cuMemsetD8Async"))((uint64_t)(uintptr_t)memory, 0x77, 4 * MIB,
+						       streams[0].stream), 0);
+	CHECK_EQ(((int (*)(void *, size_t, unsigned int))driver("cuMemHostRegister_v2"))(
+			 host, sizeof(host), 1), 0);
+	if (host_memory)
+		CHECK_EQ(((int (*)(void *, uint64_t, size_t, void *))
+			  driver("cuMemcpyDtoHAsync_v2"))(host, (uint64_t)(uintptr_t)memory,
+							  4 * MIB, streams[0].stream), 0);
+	snprintf(path, sizeof(path), "%s/stream", kit_folder(DISK));
+	OK(pen_object_open(path, PEN_WRITE, 4 * MIB, &extent.object, &kit_err));
+	extent.device = host_memory ? devices[0] : devices[1];
+	extent.memory = host_memory ? (void *)host : memory;
+	options.streams = streams;
+	options.stream_count = twice ? 2 : 1;
+	OK(pen_transfer(PEN_WRITE, job_device, &extent, 1, &options, NULL, &kit_err));
+	OK(pen_object_commit(extent.object, &kit_err));
+	pen_object_close(extent.object);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK_EQ(pread(fd, back, sizeof(back), 0), sizeof(back));
+	close(fd);
+	for (size_t i = 0; i < sizeof(back); i++)
+		CHECK_EQ(back[i], 0x77);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(((int (*)(void *))driver("cuStreamDestroy_v2"))(streams[i].stream), 0);
+	CHECK_EQ(((int (*)(void *))driver("cuMemHostUnregister"))(host), 0);
+	CHECK_EQ(((int (*)(int))driver("cuDevicePrimaryCtxRelease_v2"))(0), 0);
+	OK(pen_device_free(devices[1], memory, 4 * MIB, &kit_err));
+}
+
+TEST(every_stream_that_is_named_comes_first)
+{
+	open_devices();
+	if (!kit_fake_cuda())
+		SKIP("only the fake driver is late for certain");
+	check_stream(devices[1], false, true);
+	check_stream(devices[0], false, false);
+	check_stream(devices[0], true, false);
+	check_stream(devices[2], true, true);
+	pen_trim();
+	for (int i = 0; i < 3; i++)
+		pen_device_close(devices[i]);
+}
+
+TEST(a_stream_without_a_gpu_is_refused)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_stream stream = { .stream = PEN_STREAM_LEGACY };
+
+	devices[0] = kit_device("host");
+	options.stream = PEN_STREAM_LEGACY;
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, devices[0], NULL, 0, &options, NULL, &kit_err));
+	options.stream = NULL;
+	options.stream_count = 1;
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, devices[0], NULL, 0, &options, NULL, &kit_err));
+	options.streams = &stream;
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, devices[0], NULL, 0, &options, NULL, &kit_err));
+	stream.device = devices[0];
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, devices[0], NULL, 0, &options, NULL, &kit_err));
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, NULL, NULL, 0, NULL, NULL, &kit_err));
+	pen_device_close(devices[0]);
+}
+
+TEST(memory_is_allocated_also_where_no_byte_goes_there)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	static unsigned char host[MIB];
+	struct pen_extent extent = { .memory = host, .length = MIB };
+	void *memory = NULL;
+
+	open_devices();
+	OK(pen_object_open("pattern:1M", PEN_READ, 0, &extent.object, &kit_err));
+	extent.device = devices[0];
+	options.allocate = MIB;
+	options.allocated = &memory;
+	OK(pen_transfer(PEN_READ, devices[1], &extent, 1, &options, NULL, &kit_err));
+	CHECK(memory != NULL);
+	CHECK_EQ(pattern_check(host, MIB, 0), MIB);
+	OK(pen_device_free(devices[1], memory, MIB, &kit_err));
+	pen_object_close(extent.object);
+	pen_trim();
+	for (int i = 0; i < 3; i++)
+		pen_device_close(devices[i]);
+}
+
 TEST_MAIN

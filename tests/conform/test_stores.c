@@ -63,6 +63,18 @@ TEST(a_request_that_must_be_resent_whole_is)
 	close_store(&all);
 }
 
+TEST(a_request_that_is_resent_whole_has_its_time_too)
+{
+	struct pen_extent all = open_store("pattern:64M,whole=1,retry=20ms");
+
+	options.inject = "short:*";
+	REFUSED(-EIO, pen_transfer(PEN_READ, host, &all, 1, &options, &report, &kit_err));
+	/* 20 + 40 + 80 + 160 + 320 ms. */
+	CHECK(report.seconds >= 0.6);
+	pattern_fill(memory, SIZE, 0);
+	close_store(&all);
+}
+
 TEST(a_request_that_comes_up_short_is_continued_elsewhere)
 {
 	struct pen_extent all = open_store("pattern:64M");

@@ -238,12 +238,14 @@ static size_t overwrite_what_is_gathered(void)
 	return total;
 }
 
-static void gathered_memory_may_change(const char *device_name)
+static void gathered_memory_may_change(const char *device_name, const char *inject)
 {
-	struct pen_object *sink = start_writing(device_name, in_scratch("file"));
+	struct pen_object *sink;
 	uint64_t groups[GROUPS];
 	size_t count, stored = 0;
 
+	options.inject = inject;
+	sink = start_writing(device_name, in_scratch("file"));
 	CHECK_EQ(overwrite_what_is_gathered(), GROUPS);
 	while ((count = pen_job_stored(job, groups, GROUPS, 30)))
 		stored += count;
@@ -258,13 +260,46 @@ static void gathered_memory_may_change(const char *device_name)
 
 TEST(memory_that_was_gathered_may_change_on_the_host)
 {
-	gathered_memory_may_change("host");
+	gathered_memory_may_change("host", NULL);
 }
 
 TEST(memory_that_was_gathered_may_change_on_a_gpu)
 {
 	NEED_FAKE_GPU();
-	gathered_memory_may_change("cuda:0");
+	gathered_memory_may_change("cuda:0", NULL);
+}
+
+/* The path turns out to be barred when much has been gathered for it already. */
+TEST(what_was_gathered_for_one_path_is_sent_by_the_next)
+{
+	NEED_FAKE_GPU();
+	gathered_memory_may_change("cuda:0", "fail:3:EINVAL");
+	gathered_memory_may_change("host", "fail:1:EINVAL,delay:2+:5ms");
+	gathered_memory_may_change("cuda:0", "fail:2:EIO,fail:4:EINVAL,short:5");
+}
+
+TEST(cufile_tells_gathered_when_it_is_stored)
+{
+	struct pen_object *sink;
+	uint64_t groups[GROUPS];
+	size_t count, gathered = 0;
+
+	NEED_FAKE_GPU();
+	options.transfer = PEN_GPU_DIRECT;
+	set_up("cuda:0", "pattern:64M");
+	CHECK_EQ(pen_transfer(PEN_READ, device, extents, GROUPS, NULL, NULL, &err), 0);
+	CHECK_EQ(pen_object_open(in_scratch("file"), PEN_WRITE, GROUPS * MOST, &sink, &err), 0);
+	for (uint64_t i = 0; i < GROUPS; i++) {
+		extents[i].object = sink;
+		extents[i].offset = i * MOST;
+	}
+	CHECK_EQ(pen_job_start(PEN_WRITE, device, extents, GROUPS, &options, &job, &err), 0);
+	while ((count = pen_job_gathered(job, groups, GROUPS, 30)))
+		gathered += count;
+	CHECK_EQ(gathered, GROUPS);
+	CHECK_EQ(pen_job_wait(job, &report, &err), 0);
+	pen_object_close(sink);
+	tear_down();
 }
 
 TEST(what_is_gathered_is_told_before_a_slow_store_has_it)

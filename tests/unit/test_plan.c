@@ -22,7 +22,7 @@ static struct pen_object objects[OBJECTS];
 static unsigned char stores[OBJECTS][STORE], wanted_stores[OBJECTS][STORE];
 static unsigned char arena[ARENA], wanted_arena[ARENA];
 static unsigned char touched[ARENA], wanted_touched[ARENA];
-static struct pen_extent extents[EXTENTS];
+static struct pen_extent extents[EXTENTS + PLAN_DEVICES];
 static size_t extent_count;
 static struct plan_wishes wishes;
 static uint64_t seed = 1;

@@ -58,7 +58,7 @@ static void check_slot(const struct slot *slot, size_t pages)
 	size_t size = pages * os_page_size();
 
 	CHECK_EQ(slot->size, size);
-	CHECK(slot->state != SLOT_FREE);
+	CHECK(slot->taken);
 	if (!size) {
 		CHECK(!slot->memory);
 		return;
@@ -75,8 +75,7 @@ static void check_slot(const struct slot *slot, size_t pages)
 
 static struct slot *take(size_t size)
 {
-	struct slot *slot = staging_take(&staging, size * os_page_size(),
-					 chance(2) ? SLOT_FILLING : SLOT_COPYING);
+	struct slot *slot = staging_take(&staging, size * os_page_size());
 
 	if (!slot)
 		return NULL;
@@ -103,7 +102,7 @@ static void check_numbers(void)
 	for (unsigned int i = staging_next(&staging, 0); i < SLOTS;
 	     i = staging_next(&staging, i + 1)) {
 		CHECK(!found++ || i > last);
-		CHECK(staging.slots[i].state != SLOT_FREE);
+		CHECK(staging.slots[i].taken);
 		last = i;
 	}
 	CHECK_EQ(found, out);
@@ -290,10 +289,10 @@ TEST(thousands_of_slots_fill_many_pieces)
 	for (int i = 0; i < MANY / 64; i++)
 		staging_add(&staging, &piece);
 	CHECK(!staging_can_grow(&staging));
-	while ((slots[count] = staging_take(&staging, 1, SLOT_FILLING)) != NULL && ++count < MANY)
+	while ((slots[count] = staging_take(&staging, 1)) != NULL && ++count < MANY)
 		;
 	CHECK_EQ(count, MANY);
-	CHECK(!staging_take(&staging, 0, SLOT_FILLING));
+	CHECK(!staging_take(&staging, 0));
 	for (unsigned int i = 0; i < MANY; i += 2)
 		staging_put(&staging, slots[i]);
 	CHECK_EQ(staging_next(&staging, 0), 1);
