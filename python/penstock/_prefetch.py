@@ -7,6 +7,7 @@ stays here for the load.
 """
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -50,8 +51,10 @@ class Prefetch:
         self._job = self._done = None
 
     def _stamps(self) -> list[tuple]:
+        """What tells whether a file has changed. The time of change moves along with rights and
+        names too, which costs a load that begins anew; but unlike the other it cannot be set."""
         stats = [os.stat(file[0]) for file in self.model.files()]
-        return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in stats]
+        return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
     def current(self) -> bool:
         """Are the files under their names still those that are being read?"""
@@ -65,12 +68,18 @@ class Prefetch:
         return tensors_of(self.model)
 
     def finish(self, label: str, progress: bool) -> tuple[Any, dict] | None:
-        """Take it: wait for the end; the memory and the report. None where it was taken before."""
+        """Take it: wait for the end; the memory and the report. None where it was taken before, or
+        a file was changed on the way: the load begins anew."""
         with self._lock:
             job, self._job = self._job, None
             done, self._done = self._done, None
         if job is not None:
-            report = wait(job, label, progress)
+            try:
+                report = wait(job, label, progress)
+            except Error as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                return None
             done = job.memory(), report
         return done
 

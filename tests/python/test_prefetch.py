@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
 """prefetch(): who waits, who joins, who cancels, in every order; and children of fork()."""
+import errno
 import os
 import threading
 import time
 
 import pytest
+import safetensors.torch
 import torch
 from support import assert_same, python
 
 import penstock
 from penstock import _prefetch
+from penstock._error import refuse
 
 
 def test_a_load_joins_and_waiting_afterwards_is_harmless(few):
@@ -130,3 +133,52 @@ def test_a_load_that_fails_before_it_joins_gives_the_memory_back(few):
         penstock.load_file(path, keys="nothing")
     assert begun._done is None and begun._job is None
     assert_same(penstock.load_file(path), tensors)
+
+
+def write_in_secret(path, tensors, also=lambda path: None) -> dict:
+    """Other bytes with the old time of modification; the tensors that are there now."""
+    before = os.stat(path)
+    changed = {name: tensor.logical_not() if tensor.dtype == torch.bool else tensor + 1
+               for name, tensor in tensors.items()}
+    content = safetensors.torch.save(changed, metadata={"format": "pt"})
+    assert len(content) == before.st_size
+    # A clock of the kernel that ticks every few milliseconds stamps files.
+    deadline = time.monotonic() + 5
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns and time.monotonic() < deadline:
+        with open(path, "r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    also(path)
+    after = os.stat(path)
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    return changed
+
+
+@pytest.mark.parametrize("also", [lambda path: None, lambda path: os.chmod(path, 0o600)],
+                         ids=["alone", "and chmod"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_was_written_in_secret_since_is_loaded_anew(few, waits, also):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cpu")
+    if waits:
+        begun.wait()
+    changed = write_in_secret(path, tensors, also)
+    assert_same(penstock.load_file(path), changed)
+
+
+@pytest.mark.parametrize("code, raises", [(errno.ESTALE, False), (errno.EIO, True)])
+def test_of_what_goes_wrong_on_the_way_only_a_change_begins_anew(few, monkeypatch, code, raises):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cpu")
+
+    def fail(job, label, progress):
+        job.wait()
+        raise refuse("read", str(path), "", code=code)
+
+    monkeypatch.setattr(_prefetch, "wait", fail)
+    if raises:
+        with pytest.raises(penstock.Error) as caught:
+            penstock.load_file(path)
+        assert caught.value.errno == code
+    assert_same(penstock.load_file(path), tensors)
+    assert begun.key not in _prefetch._begun
