@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import refuse
+from ._error import Error, refuse
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._names import file_name
 from ._options import options
@@ -133,6 +134,27 @@ def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def _layout(target: Any, header: int, length: int,
+            pieces: list[_Piece]) -> tuple[dict[str, list[tuple]], dict[str, int | None]]:
+    """By device, what goes where in the file, and the stream to wait for."""
+    extents = {"host": [(target, 0, header, length)]}
+    streams: dict[str, int | None] = {"host": None}
+    at = length
+    for piece in pieces:
+        extents.setdefault(piece.device, []).append((target, at, piece.address, piece.nbytes))
+        streams[piece.device] = piece.stream
+        at += piece.nbytes
+    return extents, streams
+
+
+def _end(job: Any) -> None:
+    """Stop a job, if it was not waited for: its file can be closed then."""
+    if job is not None:
+        job.cancel()
+        with suppress(Error, ValueError):
+            job.wait()
+
+
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
               metadata: Mapping[str, str] | None = None, *, transfer: str | int = "auto",
               memory_limit: int | None = None, progress: bool = False) -> None:
@@ -152,23 +174,21 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
     pieces.sort(key=lambda piece: (-piece.dtype, piece.name))
     header = _header(pieces, metadata)
     size = len(header) + sum(piece.nbytes for piece in pieces)
-    target = _penstock.Object(file_name(filename), _WRITE, size)
-    view = _penstock.view_of_buffer(header, False)
-    extents = {"host": [(target, 0, view[1], len(header))]}
-    streams: dict[str, int | None] = {"host": None}
-    at = len(header)
-    for piece in pieces:
-        extents.setdefault(piece.device, []).append((target, at, piece.address, piece.nbytes))
-        streams[piece.device] = piece.stream
-        at += piece.nbytes
-    reports = []
-    started = time.perf_counter()
-    for device, parts in extents.items():
-        # The header is host memory whatever is asked for the tensors.
-        how = kind if device != "host" or len(extents) == 1 else -1
-        job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
-                              limit, streams[device])
-        reports.append(wait(job, os.path.basename(os.fsdecode(filename)), progress))
-    target.commit()
-    target.close()
+    target, job = _penstock.Object(file_name(filename), _WRITE, size), None
+    try:
+        view = _penstock.view_of_buffer(header, False)
+        extents, streams = _layout(target, view[1], len(header), pieces)
+        reports = []
+        started = time.perf_counter()
+        for device, parts in extents.items():
+            # The header is host memory whatever is asked for the tensors.
+            how = kind if device != "host" or len(extents) == 1 else -1
+            job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
+                                  limit, streams[device])
+            reports.append(wait(job, os.path.basename(os.fsdecode(filename)), progress))
+        target.commit()
+    finally:
+        # An exception that somebody keeps keeps all of this; not the space that was reserved.
+        _end(job)
+        target.close()
     _report.keep(_report.merge(reports, time.perf_counter() - started, "+".join(extents)))

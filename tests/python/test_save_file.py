@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 import penstock
+from penstock import _save
 from support import DTYPES, F4, Talk, assert_same, outcome, python, random_tensor
 
 theirs = safetensors.torch.save_file
@@ -426,6 +427,37 @@ def test_a_folder_that_may_not_be_written_leaves_the_old_file(tmp_path):
         assert path.read_bytes() == b"old"
     finally:
         tmp_path.chmod(0o700)
+
+
+def held_below(folder) -> list[str]:
+    """Files of a folder that this process has open, removed ones too."""
+    links = [outcome(lambda entry=entry: os.readlink(entry))[0]
+             for entry in pathlib.Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link is not None and link.startswith(f"{folder}/")]
+
+
+@pytest.mark.parametrize("how", ["not started", "interrupted", "not committed"])
+def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_path, monkeypatch,
+                                                                         how):
+    folder = tmp_path / "models"
+    folder.mkdir()
+
+    def interrupted(job, label, progress):
+        raise KeyboardInterrupt     # as where a bar is drawn: nobody has stopped the job
+
+    def not_committed(job, label, progress):
+        report = job.wait()
+        shutil.rmtree(folder)
+        return report
+
+    if how != "not started":
+        monkeypatch.setattr(_save, "wait",
+                            interrupted if how == "interrupted" else not_committed)
+    with pytest.raises((penstock.Error, KeyboardInterrupt)) as kept:
+        penstock.save_file({"a": torch.zeros(8 << 20)}, folder / "x.safetensors",
+                           transfer="GPU_DIRECT" if how == "not started" else "auto")
+    assert kept.value is not None and held_below(tmp_path) == []
+    assert not folder.exists() or os.listdir(folder) == []
 
 
 @pytest.mark.alone
