@@ -37,14 +37,16 @@ class Prefetch:
         self._job: Any = None
         self._done: tuple | None = None
         try:
-            self.model = open_model(path)
-            selection = self.model.select([(i, None, None)
-                                           for i in range(len(self.model.tensors()))])
+            # Only the job keeps the model, and so the files are open until it ends and no longer.
+            model = open_model(path)
+            selection = model.select([(i, None, None) for i in range(len(model.tensors()))])
             self.offsets = selection.offsets()
+            self.names = [file[0] for file in model.files()]
             self.files = self._stamps()
             self._job = selection.load(open_device(device))
+            self._tensors = tensors_of(model)
         except OSError as error:
-            self.error = error
+            self.error = error.with_traceback(None)
 
     def _inherited(self) -> None:
         """In a forked child: the bytes are the parent's."""
@@ -53,7 +55,7 @@ class Prefetch:
     def _stamps(self) -> list[tuple]:
         """What tells whether a file has changed. The time of change moves along with rights and
         names too, which costs a load that begins anew; but unlike the other it cannot be set."""
-        stats = [os.stat(file[0]) for file in self.model.files()]
+        stats = [os.stat(name) for name in self.names]
         return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
     def current(self) -> bool:
@@ -65,7 +67,7 @@ class Prefetch:
 
     def tensors(self) -> dict[str, Tensor]:
         """What is coming."""
-        return tensors_of(self.model)
+        return self._tensors
 
     def finish(self, label: str, progress: bool) -> tuple[Any, dict] | None:
         """Take it: wait for the end; the memory and the report. None where it was taken before, or

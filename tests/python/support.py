@@ -178,6 +178,13 @@ def settled(device: str, limit: int, seconds: float = 5) -> int:
     return in_use(device)
 
 
+def held_below(folder) -> list[str]:
+    """Files of a folder that this process has open, removed ones too."""
+    links = [outcome(lambda entry=entry: os.readlink(entry))[0]
+             for entry in Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link is not None and link.startswith(f"{folder}/")]
+
+
 def outcome(call):
     """What a call gives: (result, None) or (None, the exception)."""
     try:

@@ -8,7 +8,7 @@ import time
 import pytest
 import safetensors.torch
 import torch
-from support import assert_same, python
+from support import assert_same, held_below, python
 
 import penstock
 from penstock import _prefetch
@@ -182,3 +182,17 @@ def test_of_what_goes_wrong_on_the_way_only_a_change_begins_anew(few, monkeypatc
         assert caught.value.errno == code
     assert_same(penstock.load_file(path), tensors)
     assert begun.key not in _prefetch._begun
+
+
+@pytest.mark.parametrize("end", ["wait", "cancel", "load", "fail"])
+def test_a_prefetch_that_is_kept_keeps_no_file_open(few, end):
+    path, tensors = few
+    begun = penstock.prefetch(path, "cuda:99" if end == "fail" else "cpu")
+    if end == "load":
+        penstock.load_file(path)
+    elif end == "fail":
+        with pytest.raises(penstock.Error):
+            begun.wait()
+    else:
+        getattr(begun, end)()
+    assert held_below(path.parent) == []

@@ -15,7 +15,7 @@ import torch
 
 import penstock
 from penstock import _save
-from support import DTYPES, F4, Talk, assert_same, outcome, python, random_tensor
+from support import DTYPES, F4, Talk, assert_same, held_below, outcome, python, random_tensor
 
 theirs = safetensors.torch.save_file
 
@@ -427,13 +427,6 @@ def test_a_folder_that_may_not_be_written_leaves_the_old_file(tmp_path):
         assert path.read_bytes() == b"old"
     finally:
         tmp_path.chmod(0o700)
-
-
-def held_below(folder) -> list[str]:
-    """Files of a folder that this process has open, removed ones too."""
-    links = [outcome(lambda entry=entry: os.readlink(entry))[0]
-             for entry in pathlib.Path("/proc/self/fd").iterdir()]
-    return [link for link in links if link is not None and link.startswith(f"{folder}/")]
 
 
 @pytest.mark.parametrize("how", ["not started", "interrupted", "not committed"])
