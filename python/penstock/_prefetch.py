@@ -13,7 +13,7 @@ from typing import Any
 
 from ._choose import Tensor, open_model, tensors_of
 from ._device import device_name, open_device
-from ._error import Error
+from ._error import Error, shown
 from ._fork import Lock
 from ._names import file_name
 from ._progress import wait
@@ -118,7 +118,7 @@ class Prefetch:
                     raise
 
     def __repr__(self) -> str:
-        return f"<penstock.Prefetch {self.path} to {self.device}>"
+        return f"<penstock.Prefetch {shown(self.path)} to {self.device}>"
 
 
 def _key(path, device: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, refuse
+from ._error import Error, refuse, shown
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._names import file_name
 from ._options import options
@@ -39,8 +39,8 @@ class _Piece:
         elif is_of("numpy", "ndarray", tensor) or is_of("numpy", "generic", tensor):
             self._from_numpy(tensor)
         else:
-            raise ValueError(f"Key `{name}` is invalid, expected a torch.Tensor or a numpy array "
-                             f"but received {type(tensor)}")
+            raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or a "
+                             f"numpy array but received {type(tensor)}")
 
     def _from_torch(self, tensor) -> None:
         import torch

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ._error import shown
 from ._names import file_name
 
 if TYPE_CHECKING:
@@ -137,9 +138,9 @@ def _refuse_quantised(settings: Mapping[str, Any], name: str) -> None:
     if not found or isinstance(found, (str, int, float, list)):     # transformers stumbles over it
         return
     method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
-    raise ValueError(f"{name} is quantised ({method}): penstock.from_pretrained() does not build "
-                     "quantised models. Load it with transformers, or take its tensors as they "
-                     "are with penstock.load_model()")
+    raise ValueError(f"{shown(name)} is quantised ({shown(str(method))}): "
+                     "penstock.from_pretrained() does not build quantised models. Load it with "
+                     "transformers, or take its tensors as they are with penstock.load_model()")
 
 
 def _refuse_adapter(folder: str, name: str) -> None:
@@ -150,7 +151,7 @@ def _refuse_adapter(folder: str, name: str) -> None:
         return
     if os.path.isfile(os.path.join(folder, "config.json")) and find_spec("peft") is None:
         return
-    raise ValueError(f"{name} holds a PEFT adapter: load its base model with "
+    raise ValueError(f"{shown(name)} holds a PEFT adapter: load its base model with "
                      "penstock.from_pretrained(), then peft.PeftModel.from_pretrained(model, path)")
 
 
@@ -162,18 +163,20 @@ def _folder(name: str, kwargs: dict[str, Any]) -> str:
     if os.path.isdir(place):
         return os.path.join(place, subfolder) if subfolder else place
     if os.path.exists(place):
-        raise NotADirectoryError(f"{name} is not a folder: penstock.from_pretrained() needs the "
-                                 "folder with config.json and the weights; for the tensors of one "
-                                 "file there is penstock.load_file()")
+        raise NotADirectoryError(f"{shown(name)} is not a folder: penstock.from_pretrained() needs "
+                                 "the folder with config.json and the weights; for the tensors of "
+                                 "one file there is penstock.load_file()")
     try:
         from huggingface_hub import snapshot_download
 
         found = snapshot_download(name, revision=revision, cache_dir=cache_dir,
                                   local_files_only=True)
     except (ImportError, OSError, ValueError) as error:
-        raise FileNotFoundError(f"{name}: no such folder, and not in the local cache of the hub. "
-                                f"If it is a model of the hub, download it first: "
-                                f"hf download {name}") from error
+        plain = shown(name)
+        # What the hub says has the name as it is.
+        raise FileNotFoundError(f"{plain}: no such folder, and not in the local cache of the hub. "
+                                f"If it is a model of the hub, download it first: hf download "
+                                f"{plain}") from (error if plain == name else None)
     return os.path.join(found, subfolder) if subfolder else found
 
 
@@ -195,9 +198,14 @@ def _settings(folder: str, config: Any) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}                       # transformers will say what is wrong with it
     if not isinstance(found, dict):
-        raise ValueError(f"{place}: it holds a {type(found).__name__}, and not the fields of a "
-                         "model's configuration")
+        raise ValueError(f"{shown(place)}: it holds a {type(found).__name__}, and not the "
+                         "fields of a model's configuration")
     return found
+
+
+def _as_json(value: Any) -> str:
+    """A value of a configuration, for people."""
+    return json.dumps(value, default=str).replace("\x7f", "\\u007f")
 
 
 def _odd_field(settings: Mapping[str, Any]) -> str | None:
@@ -211,11 +219,11 @@ def _odd_field(settings: Mapping[str, Any]) -> str | None:
         if not isinstance(value, kinds):
             names = {str: "a text", dict: "an object", list: "a list"}
             kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-            return f"{name} is {json.dumps(value, default=str)}, and should be " \
+            return f"{name} is {_as_json(value)}, and should be " \
                 + " or ".join(names[kind] for kind in kinds)
         if "dtype" in name and isinstance(value, str) \
                 and not isinstance(getattr(torch, value, None), torch.dtype):
-            return f"{name} is {json.dumps(value)}, and torch has no such dtype"
+            return f"{name} is {_as_json(value)}, and torch has no such dtype"
     return None
 
 
@@ -225,7 +233,8 @@ def _weights(folder: str, variant: str | None, settings: Mapping[str, Any]) -> s
     if explicit and isinstance(explicit, str):      # transformers stumbles over anything else
         place = os.path.abspath(os.path.join(folder, explicit))
         if os.path.commonpath([place, os.path.abspath(folder)]) != os.path.abspath(folder):
-            raise ValueError(f"{folder}: config.json names weights outside of it: {explicit}")
+            raise ValueError(f"{shown(folder)}: config.json names weights outside of it: "
+                             f"{shown(explicit)}")
         return place
     middle = f".{variant}" if variant else ""
     names = (f"model{middle}.safetensors", f"model.safetensors.index{middle}.json")
@@ -238,7 +247,8 @@ def _weights(folder: str, variant: str | None, settings: Mapping[str, Any]) -> s
            for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
         hint = (". It has pytorch_model.bin: load it once with transformers and save it again with "
                 "save_pretrained()")
-    raise FileNotFoundError(f"{folder}: no weights here: neither {names[0]} nor {names[1]}{hint}")
+    looked = shown(f"{folder}: no weights here: neither {names[0]} nor {names[1]}")
+    raise FileNotFoundError(looked + hint)
 
 
 def _source(folder: str, weights: str) -> str:
@@ -280,7 +290,8 @@ def _model_class(auto_class: Any) -> Any:
     if isinstance(auto_class, str):
         found = getattr(transformers, auto_class, None)
         if found is None:
-            raise ValueError(f"transformers {transformers.__version__} has no class {auto_class}")
+            raise ValueError(f"transformers {transformers.__version__} has no class "
+                             f"{shown(auto_class)}")
         auto_class = found
     if not hasattr(auto_class, "_model_mapping") and not (
             isinstance(auto_class, type) and issubclass(auto_class, transformers.PreTrainedModel)):
@@ -342,7 +353,8 @@ def _concrete(cls: Any, config: Any, folder: str, trust: bool | None) -> tuple[A
     if local is None:
         named = ", ".join(map(str, getattr(config, "architectures", None) or [])) or "unknown"
         raise ValueError(f"{cls.__name__} has no model for {type(config).__name__} "
-                         f"(architecture: {named}): name the class to build with auto_class=")
+                         f"(architecture: {shown(named)}): name the class to build with "
+                         "auto_class=")
     text = config.sub_configs.get("text_config")
     if text is not None and getattr(local, "config_class", None) == text:
         return local, config.get_text_config()
@@ -379,10 +391,10 @@ def _common_dtype(cls: Any, config: Any, dtype: Any) -> torch.dtype | None:
 def _check_shapes(info: dict[str, Any], ignore: bool) -> None:
     if ignore or not info["mismatched_keys"]:
         return
-    lines = [f"{name}: the checkpoint has {list(theirs)}, the model {list(ours)}"
+    lines = [f"{shown(name)}: the checkpoint has {list(theirs)}, the model {list(ours)}"
              for name, theirs, ours in sorted(info["mismatched_keys"], key=lambda key: key[0])]
-    shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
-    raise RuntimeError("the shapes of checkpoint and model differ:\n  " + "\n  ".join(shown)
+    first = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
+    raise RuntimeError("the shapes of checkpoint and model differ:\n  " + "\n  ".join(first)
                        + "\nWith ignore_mismatched_sizes=True these are initialised anew")
 
 
@@ -518,5 +530,5 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
             odd = _odd_field(settings)
             if odd is not None:
                 place = "config" if hasattr(config, "to_dict") else _config_file(folder, config)
-                raise ValueError(f"{place}: {odd}") from error
+                raise ValueError(f"{shown(place)}: {odd}") from error
         raise

@@ -196,3 +196,9 @@ def test_a_prefetch_that_is_kept_keeps_no_file_open(few, end):
     else:
         getattr(begun, end)()
     assert held_below(path.parent) == []
+
+
+def test_the_text_for_people_cannot_command_the_terminal(tmp_path):
+    begun = penstock.prefetch(tmp_path / "\x1b[31m\udcff", "cpu")
+    assert repr(begun) == f"<penstock.Prefetch {tmp_path}/\\x1b[31m\\xff to host>"
+    begun.cancel()

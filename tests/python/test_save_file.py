@@ -298,6 +298,16 @@ def test_lone_surrogates_are_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("tensors, metadata", [
+    ({"\x1b[31m\u202e": 5}, None), ({"\x1b[31m\0": BASE}, None), ({"\x1b[31m\ud800": BASE}, None),
+    ({"\x1b[31m": BASE, "b": BASE}, None), ({"\x1b[31m": BASE.to_sparse()}, None),
+    ({"a": BASE}, {"\x1b[31m": 3})])
+def test_names_that_are_refused_cannot_command_the_terminal(tmp_path, tensors, metadata):
+    with pytest.raises((ValueError, TypeError, RuntimeError, OSError)) as caught:
+        penstock.save_file(tensors, tmp_path / "x.safetensors", metadata)
+    assert r"\x1b[31m" in str(caught.value) and str(caught.value).isprintable()
+
+
 def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path):
     with pytest.raises(penstock.Error, match="nowhere") as caught:
         penstock.save_file({"a": BASE}, tmp_path / "nowhere" / "x.safetensors")

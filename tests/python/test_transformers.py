@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import pytest
 
@@ -669,6 +670,53 @@ def test_weights_outside_of_the_folder(tmp_path):
         "model_type": "qwen2", "transformers_weights": "../../x.safetensors"}))
     with pytest.raises(ValueError, match="outside of it"):
         penstock.from_pretrained(tmp_path)
+
+
+NASTY = "\x1b[31m\x7f\u202e"
+
+
+def nasty_config(folder, **settings):
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", **settings}))
+
+
+@pytest.mark.parametrize("prepare, options", [
+    (lambda folder: folder.rmdir(), {}),
+    (lambda folder: (folder.rmdir(), folder.write_text("")), {}),
+    (lambda folder: None, {}),
+    (lambda folder: None, {"variant": NASTY}),
+    (lambda folder: (folder / "config.json").write_text("[]"), {}),
+    (lambda folder: nasty_config(folder, transformers_weights=f"../../{NASTY}"), {}),
+    (lambda folder: nasty_config(folder, quantization_config={"quant_method": NASTY}), {}),
+    (lambda folder: (folder / "adapter_config.json").write_text("{}"), {}),
+    (lambda folder: (nasty_config(folder),
+                     save_file({"a": torch.zeros(1)}, folder / "model.safetensors")),
+     {"auto_class": NASTY}),
+], ids=["absent", "file", "empty", "variant", "list", "weights", "quantised", "adapter", "class"])
+def test_names_cannot_command_the_terminal(tmp_path, prepare, options):
+    folder = tmp_path / NASTY
+    folder.mkdir()
+    prepare(folder)
+    with pytest.raises((OSError, ValueError)) as caught:
+        penstock.from_pretrained(folder, **options)
+    said = "".join(traceback.format_exception_only(caught.value)).rstrip("\n")
+    assert r"\x1b[31m\x7f\u202e" in said and said.isprintable()
+    assert NASTY not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["/absent/\x1b", "/absent/\ud800", "\udcff/x"])
+def test_what_is_said_of_a_folder_can_be_printed(name):
+    with pytest.raises(FileNotFoundError, match="no such folder") as caught:
+        penstock.from_pretrained(name)
+    assert str(caught.value).isprintable() and str(caught.value).encode()
+
+
+def test_a_field_and_a_shape_are_told_in_letters():
+    from penstock._transformers import _check_shapes, _odd_field
+    assert _odd_field({"dtype": NASTY}).isprintable()
+    assert _odd_field({"id2label": NASTY}).isprintable()
+    with pytest.raises(RuntimeError) as caught:
+        _check_shapes({"mismatched_keys": [(NASTY, [1], [2])]}, False)
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
 
 
 # ----------------------------------------------------------------------------- the way it works --
