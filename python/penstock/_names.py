@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: What the engine takes for a store that makes its bytes up.
 _SYNTHETIC = ("null:", "pattern:")
+#: What the kernel takes of a path; and of a name in a folder, which the engine appends.
+_PATH_MAX, _NAME_MAX = 4096, 255
 
 
 def is_synthetic(name: Any) -> bool:
@@ -19,13 +21,22 @@ def is_synthetic(name: Any) -> bool:
 
 def file_name(path: str | bytes | os.PathLike) -> str:
     """The name of a file for the engine: the same file wherever the process goes later, and never
-    a synthetic store."""
+    a synthetic store. Where the process is so deep that only a relative name leads there, it is
+    that: the engine opens it before it returns."""
     name = os.fsdecode(path)
     if not name or os.path.isabs(name):
         return name
+    relative = os.path.join(".", name)
     try:
         here = os.getcwd()
         os.stat(here)
     except OSError:
-        here = "."      # it was removed, or cannot be reached from the root
-    return os.path.join(here, name)     # not normalised: behind a link, .. is another folder
+        return relative     # it was removed, or cannot be reached from the root
+    whole = os.path.join(here, name)    # not normalised: behind a link, .. is another folder
+    return relative if _is_too_long(whole, relative) else whole
+
+
+def _is_too_long(whole: str, relative: str) -> bool:
+    """Is an absolute name too long for the kernel, or for that of a file in the folder it names?"""
+    length = len(whole.encode(errors="replace")) + 1    # a surrogate is one byte that is no text
+    return length > _PATH_MAX or length + 1 + _NAME_MAX > _PATH_MAX and os.path.isdir(relative)

@@ -7,7 +7,7 @@ import shutil
 import numpy
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 import penstock
 from support import assert_same
@@ -198,3 +198,61 @@ def test_a_name_in_bytes_is_a_name(here, few, progress):
     begun = penstock.prefetch(name, "cpu")
     assert_same(penstock.load_file(path, progress=progress), tensors)
     assert begun.finish("", False) is None, "the load began anew"
+
+
+# ----------------------------------------------------------- where absolute names are too long --
+
+@pytest.fixture(params=[4033, 3900, 4093, 4200])
+def deep(here, request):
+    """The working folder, whose own name is about as long as a name may be, or longer."""
+    length = len(os.fsencode(here))
+    while length < request.param:
+        part = min(200, request.param - length - 1) or 1
+        os.mkdir("d" * part)
+        os.chdir("d" * part)
+        length += 1 + part
+    yield pathlib.Path(".")
+    os.chdir(here)
+    for entry in here.iterdir():
+        shutil.rmtree(entry)
+
+
+LONG = "x" * 180 + ".safetensors"
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_relative_name_is_enough_however_deep_the_process_is(deep, load):
+    pathlib.Path(LONG).write_bytes(save(TENSORS))
+    assert_same(LOADS[load](LONG), TENSORS)
+
+
+@pytest.mark.parametrize("name", ["m" * 100, ".", "./"], ids=["folder", "here", "here/"])
+def test_a_model_is_found_in_a_folder_however_deep_it_is(deep, name):
+    os.makedirs(name, exist_ok=True)
+    pathlib.Path(name, "model-00001-of-00001.safetensors").write_bytes(save(TENSORS))
+    assert_same(penstock.load_model(name), TENSORS)
+
+
+def test_a_file_is_written_however_deep_the_process_is(deep, here):
+    penstock.save_file(TENSORS, LONG)
+    assert os.listdir() == [LONG]
+    assert pathlib.Path(LONG).read_bytes() == save(TENSORS)
+    content = bytearray(7)
+    file = penstock.File(pathlib.Path("null:"), "w")
+    file.write(b"content")
+    folder = os.open(".", os.O_RDONLY)
+    os.chdir(here)
+    file.close()
+    os.fchdir(folder)
+    os.close(folder)
+    with penstock.File("./null:") as file:
+        file.read(content)
+    assert content == b"content" and sorted(os.listdir()) == ["null:", LONG]
+
+
+def test_safe_open_reads_on_after_a_chdir_from_the_deep(deep, here):
+    pathlib.Path(LONG).write_bytes(save(TENSORS))
+    with penstock.safe_open(LONG) as file:
+        os.chdir(here)
+        assert_same(file.get_tensors(), TENSORS)
+        assert_same({name: file.get_tensor(name) for name in TENSORS}, TENSORS)
