@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """What goes wrong is a penstock.Error that names the file, the place and the way out."""
 import copy
+import errno
 import os
 import pickle
 import shutil
 import struct
+import time
 
 import pytest
 import safetensors
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import penstock
-from support import REFUSED, python, write_holes, write_raw
+from support import REFUSED, outcome, python, write_holes, write_raw
 
 CALLS = {
     "load_file": lambda path: penstock.load_file(path),
@@ -428,3 +430,44 @@ def test_errors_of_any_text_can_be_printed():
     from penstock._error import refuse, shown
     assert str(refuse("use", "\ud800", "no")) == r"cannot use \\ud800: no"
     assert shown("a\0b\udc9b\u00e4") == "a\\x00b\\x9b\u00e4"
+
+
+# ------------------------------------------------------------------------ files that are changed --
+
+def written_in_secret(path):
+    """Other bytes, and the old time of modification; returns when the time of change is another."""
+    before = os.stat(path)
+    deadline = time.monotonic() + 5
+    while os.stat(path).st_ctime_ns == before.st_ctime_ns and time.monotonic() < deadline:
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x01")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def with_an_attribute(path):
+    time.sleep(0.02)    # the clock that stamps files ticks every few milliseconds
+    try:
+        os.setxattr(path, "user.penstock", b"x")
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+
+
+@pytest.mark.parametrize("changes, noticed", [
+    ([written_in_secret], True), ([with_an_attribute], True),
+    ([lambda path: os.chmod(path, 0o600)], False),
+    ([written_in_secret, lambda path: os.chmod(path, 0o600)], False),
+    ([written_in_secret, lambda path: os.link(path, f"{path}.link")], False),
+    ([written_in_secret, lambda path: os.rename(path, f"{path}.old")], False),
+    ([written_in_secret, os.unlink], False),
+], ids=["write", "setxattr", "chmod", "write chmod", "write link", "write rename", "write unlink"])
+def test_changes_are_noticed_as_far_as_the_manual_says(few, changes, noticed):
+    path, tensors = few
+    path.chmod(0o644)
+    coming = penstock.stream(path, window=2)
+    next(coming)
+    for change in changes:
+        change(path)
+    _, error = outcome(lambda: list(coming))
+    assert (error is not None) == noticed
+    assert not noticed or error.errno == errno.ESTALE and "it was written to" in str(error)
