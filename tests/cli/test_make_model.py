@@ -547,46 +547,65 @@ def test_folder_is_there_whole_or_not_at_all(penstock, tmp_path):
     assert seen <= {11} and len(os.listdir(tmp_path / "out")) == 11
 
 
-FAILING_RENAME = r"""
+# Names appear by rename and by link; hidden ones are only on the way to that.
+FAILING_NAME = r"""
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 
 static int calls;
 
+static int fails(void)
+{
+	if (++calls != atoi(getenv("FAIL_NAME")))
+		return 0;
+	errno = EIO;
+	return 1;
+}
+
 int rename(const char *from, const char *to)
 {
 	int (*real)(const char *, const char *) = dlsym(RTLD_NEXT, "rename");
 
-	if (++calls == atoi(getenv("FAIL_RENAME"))) {
-		errno = EIO;
-		return -1;
-	}
-	return real(from, to);
+	return fails() ? -1 : real(from, to);
+}
+
+int renameat(int old, const char *from, int new, const char *to)
+{
+	int (*real)(int, const char *, int, const char *) = dlsym(RTLD_NEXT, "renameat");
+
+	return fails() ? -1 : real(old, from, new, to);
+}
+
+int linkat(int old, const char *from, int new, const char *to, int flags)
+{
+	int (*real)(int, const char *, int, const char *, int) = dlsym(RTLD_NEXT, "linkat");
+
+	return to[0] != '.' && fails() ? -1 : real(old, from, new, to, flags);
 }
 """
 
 
 @pytest.fixture(scope="module")
-def failing_rename(tmp_path_factory):
-    """The program with a library before it that fails the rename of that number."""
+def failing_name(tmp_path_factory):
+    """The program with a library before it that fails the file or folder of that number
+    when it is to get its name."""
     from cli_program import Penstock
     folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(FAILING_RENAME)
+    (folder / "shim.c").write_text(FAILING_NAME)
     subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", folder / "shim.c", "-o",
                     folder / "shim.so"], check=True)
-    return lambda number: Penstock(LD_PRELOAD=str(folder / "shim.so"), FAIL_RENAME=str(number))
+    return lambda number: Penstock(LD_PRELOAD=str(folder / "shim.so"), FAIL_NAME=str(number))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_rename_that_fails_leaves_an_old_folder_as_it_was(penstock, failing_rename, tmp_path,
-                                                              number):
+def test_name_that_fails_leaves_an_old_folder_as_it_was(penstock, failing_name, tmp_path, number):
     out = tmp_path / "out"
     make(penstock, SMALL + ",shards=2", out)
     (out / "config.json").unlink()      # one that is new, among those that are replaced
     before = digest(out)
-    error = failing_rename(number).fails("make-model", SMALL + ",shards=2", out, "--seed", "1",
-                                         "--force")
+    error = failing_name(number).fails("make-model", SMALL + ",shards=2", out, "--seed", "1",
+                                       "--force")
     assert error["errno"] == "EIO" and str(out) in error["object"]
     assert digest(out) == before
     make(penstock, SMALL + ",shards=2", out, "--seed", 1, "--force")
@@ -594,8 +613,8 @@ def test_rename_that_fails_leaves_an_old_folder_as_it_was(penstock, failing_rena
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_rename_that_fails_leaves_no_new_folder(failing_rename, tmp_path, number):
-    error = failing_rename(number).fails("make-model", SMALL + ",shards=2", tmp_path / "out")
+def test_name_that_fails_leaves_no_new_folder(failing_name, tmp_path, number):
+    error = failing_name(number).fails("make-model", SMALL + ",shards=2", tmp_path / "out")
     assert error["errno"] == "EIO" and error["object"].startswith(str(tmp_path / "out"))
     assert os.listdir(tmp_path) == []
 
