@@ -22,11 +22,15 @@ unsigned long fuzz_accepted;
 
 static void check_words(int rc, const struct pen_error *err)
 {
+	char text[8 * sizeof(*err)];
+
 	MUST(rc < 0 && err->code == rc);
 	MUST(err->domain == PEN_DOMAIN_FORMAT && err->raw == 0);
 	MUST(!strcmp(err->object, NAME) && err->operation[0]);
 	MUST(err->message[0] && err->hint[0] && err->offset >= -1);
-	for (const char *at = err->message; *at; at++)
+	/* Names in it are as they are in the file; what people are shown of them is not. */
+	MUST(pen_error_format(err, text, sizeof(text)) == (int)strlen(text));
+	for (const char *at = text; *at; at++)
 		MUST((unsigned char)*at >= 0x20 && *at != 0x7f);
 }
 
