@@ -40,19 +40,23 @@ class PenError(ctypes.Structure):
 
 
 class PenTensor(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("dtype", ctypes.c_int), ("rank", ctypes.c_uint32),
+    _fields_ = [("name", ctypes.c_void_p), ("dtype", ctypes.c_int), ("rank", ctypes.c_uint32),
                 ("shape", ctypes.POINTER(ctypes.c_uint64)), ("bytes", ctypes.c_uint64),
-                ("file", ctypes.c_uint32), ("offset", ctypes.c_uint64)]
+                ("file", ctypes.c_uint32), ("offset", ctypes.c_uint64),
+                ("name_length", ctypes.c_size_t), ("reserved", ctypes.c_uint64 * 3)]
 
 
 class PenMetadata(ctypes.Structure):
-    _fields_ = [("key", ctypes.c_char_p), ("value", ctypes.c_char_p)]
+    _fields_ = [("key", ctypes.c_void_p), ("value", ctypes.c_void_p),
+                ("key_length", ctypes.c_size_t), ("value_length", ctypes.c_size_t),
+                ("reserved", ctypes.c_uint64 * 2)]
 
 
 class PenModelFile(ctypes.Structure):
     _fields_ = [("path", ctypes.c_char_p), ("name", ctypes.c_char_p), ("size", ctypes.c_uint64),
                 ("data", ctypes.c_uint64), ("metadata_count", ctypes.c_size_t),
-                ("metadata", ctypes.POINTER(PenMetadata)), ("object", ctypes.c_void_p)]
+                ("metadata", ctypes.POINTER(PenMetadata)), ("object", ctypes.c_void_p),
+                ("reserved", ctypes.c_uint64 * 4)]
 
 
 def open_library() -> ctypes.CDLL:
@@ -88,6 +92,11 @@ class Verdict(NamedTuple):
     metadata: dict[str, str] = {}
 
 
+def text(address: int, length: int) -> str:
+    """Names and values may hold a NUL, so their length counts."""
+    return ctypes.string_at(address, length).decode()
+
+
 def ours(path: Path) -> Verdict:
     """What the C library says."""
     model, error = ctypes.c_void_p(), PenError()
@@ -98,11 +107,12 @@ def ours(path: Path) -> Verdict:
     table, files = ctypes.POINTER(PenTensor)(), ctypes.POINTER(PenModelFile)()
     count = PEN.pen_model_tensors(model, ctypes.byref(table))
     assert PEN.pen_model_files(model, ctypes.byref(files)) == 1
-    tensors = {t.name.decode(): Tensor(PEN.pen_dtype_name(t.dtype).decode(), t.shape[:t.rank],
-                                       t.offset, t.bytes) for t in table[:count]}
+    tensors = {text(t.name, t.name_length): Tensor(PEN.pen_dtype_name(t.dtype).decode(),
+                                                   t.shape[:t.rank], t.offset, t.bytes)
+               for t in table[:count]}
     offsets = [t.offset for t in table[:count]]
     assert len(tensors) == count and offsets == sorted(offsets)
-    metadata = {m.key.decode(): m.value.decode()
+    metadata = {text(m.key, m.key_length): text(m.value, m.value_length)
                 for m in files[0].metadata[:files[0].metadata_count]}
     PEN.pen_model_close(model)
     return Verdict(True, "", tensors, metadata)
