@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include "base/error.h"
 #include "base/pattern.h"
@@ -68,6 +69,7 @@ struct copy {
 	unsigned char *memory[2];	/* a memory side's own, or the windows */
 	uint64_t length;		/* to copy */
 	uint64_t window;		/* size of each memory[] in use */
+	bool overwrites;		/* what is there, byte by byte */
 	bool committed;
 	struct progress progress;
 	struct report report;
@@ -178,6 +180,15 @@ static int find_length(struct copy *copy, struct pen_error *err)
 
 /* ------------------------------------------------------------------------------ the sides -- */
 
+/* A file that is not there yet goes away again; what is no file has nothing to put beside it. */
+static bool will_overwrite(const struct copy *copy)
+{
+	struct stat info;
+
+	return copy->to.kind == SIDE_FILE && !stat(copy->to.name, &info) &&
+	       (copy->set.in_place || !S_ISREG(info.st_mode));
+}
+
 static int open_sides(struct copy *copy, struct pen_error *err)
 {
 	const char *device = "host";
@@ -194,6 +205,7 @@ static int open_sides(struct copy *copy, struct pen_error *err)
 		rc = pen_object_open(copy->from.name, PEN_READ, 0, &copy->in, err);
 	if (!rc)
 		rc = find_length(copy, err);
+	copy->overwrites = will_overwrite(copy);
 	if (!rc && copy->to.kind != SIDE_MEMORY)
 		rc = pen_object_open(copy->to.name,
 				     copy->set.in_place ? PEN_WRITE_IN_PLACE : PEN_WRITE,
@@ -407,8 +419,8 @@ static void tell_interruption(const struct copy *copy, struct pen_error *err)
 	if (copy->committed)
 		state = "is complete, but was not verified";
 	else if (copy->to.kind == SIDE_FILE)
-		state = copy->set.in_place ? "may hold some of the new bytes"
-					   : "was left as it was";
+		state = copy->overwrites ? "may hold some of the new bytes"
+					 : "was left as it was";
 	error_set(err, -ECANCELED, "copy to", copy->to.name, -1, "interrupted%s%s%s%s",
 		  state[0] ? "; " : "", state[0] ? copy->to.name : "", state[0] ? " " : "", state);
 	error_hint(err, "Run it again; it starts from the beginning");

@@ -136,7 +136,8 @@ enum pen_mode {
 	PEN_READ = 1,
 	PEN_WRITE = 2,		/* a new object; the target changes only at pen_object_commit() */
 	PEN_WRITE_IN_PLACE = 3,	/* overwrite the target's own bytes; one that had to be created is
-				   removed again if never committed */
+				   removed again if never committed, unless another file has
+				   taken its name */
 };
 
 /*

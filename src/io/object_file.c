@@ -410,7 +410,9 @@ static void file_close(struct pen_object *object)
 	/* What a forked child inherited is its parent's to finish. */
 	if (!object->committed && state->generation == os_generation()) {
 		replacement_drop(&state->new);
-		if (state->created)
+		/* Somebody may have put another file there since. */
+		if (state->created && leftover_has_name(state->new.place.directory,
+							state->new.place.base, object->fd))
 			os_unlink(state->new.place.directory, state->new.place.base);
 	}
 	place_leave(&state->new.place);

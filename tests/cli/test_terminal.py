@@ -56,8 +56,16 @@ def test_interruption_of_a_read_into_memory(penstock):
 
 def test_interruption_in_place_does_not_claim_too_much(penstock, tmp_path):
     out = tmp_path / "out"
+    out.write_bytes(b"old")
     result, _ = start_and_signal(penstock, ["copy", SLOW, out, "--in-place"], signal.SIGINT)
     assert result.status == 130 and "may hold some of the new bytes" in result.err
+
+
+def test_interruption_in_place_of_a_new_file_leaves_none(penstock, tmp_path):
+    out = tmp_path / "out"
+    result, _ = start_and_signal(penstock, ["copy", SLOW, out, "--in-place"], signal.SIGINT)
+    assert result.err == f"penstock: interrupted; {out} was left as it was\n"
+    assert os.listdir(tmp_path) == []
 
 
 def test_second_interruption_ends_the_process(penstock, tmp_path):

@@ -780,6 +780,17 @@ TEST(in_place_overwrites_the_file_itself)
 	CHECK(!access(in_scratch("new"), F_OK));
 }
 
+TEST(a_file_that_took_the_name_of_one_in_place_stays)
+{
+	const char *path = in_scratch("new");
+
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 100), 0);
+	CHECK(!rename(make_file("finished", 500), path));
+	close_object();
+	CHECK_EQ(good_bytes(path), 500);
+	CHECK_EQ(entries_in(scratch), 1);
+}
+
 TEST(commit_is_once_and_only_for_what_is_written)
 {
 	const char *path = make_file("old", 100);
