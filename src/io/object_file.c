@@ -39,7 +39,7 @@ struct file_state {
 	int (*residency)(int fd, uint64_t offset, uint64_t length, uint64_t *pages);
 	int residency_fd;
 	int unnamed_fd;			/* direct, from before the file had a name; -1: none */
-	bool renamed;			/* the target is the new file already */
+	bool published;			/* the target is the new file already */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
 	unsigned int generation;	/* os_generation() of the process that opened it */
@@ -411,8 +411,9 @@ static void file_close(struct pen_object *object)
 	if (!object->committed && state->generation == os_generation()) {
 		replacement_drop(&state->new);
 		/* Somebody may have put another file there since. */
-		if (state->created && leftover_has_name(state->new.place.directory,
-							state->new.place.base, object->fd))
+		if (state->created && !state->published &&
+		    leftover_has_name(state->new.place.directory, state->new.place.base,
+				      object->fd))
 			os_unlink(state->new.place.directory, state->new.place.base);
 	}
 	place_leave(&state->new.place);
@@ -577,7 +578,8 @@ static int flush_directory(struct pen_object *object, struct pen_error *err)
 
 	if (!rc)
 		return 0;
-	fail(object, rc, "flush the directory of", err);
+	/* Not fail(), whose hints are for what happens before: the target has changed. */
+	error_sys(err, rc, "flush the directory of", object->name, -1);
 	error_hint(err, "The new file is in place, but might not survive a power loss");
 	return rc;
 }
@@ -617,9 +619,8 @@ static int commit_in_place(struct pen_object *object, struct pen_error *err)
 		return fail(object, rc, "flush", err);
 	if (!state->created)
 		return 0;
-	rc = flush_directory(object, err);
-	state->created = rc;
-	return rc;
+	state->published = true;
+	return flush_directory(object, err);
 }
 
 static int file_commit(struct pen_object *object, struct pen_error *err)
@@ -631,11 +632,11 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 	if (state->in_place)
 		return commit_in_place(object, err);
 	/* Committing again after the last step failed: only that step is missing. */
-	if (!state->renamed) {
+	if (!state->published) {
 		rc = replacement_publish(&state->new, object->fd, &step);
 		if (rc)
 			return fail(object, rc, step, err);
-		state->renamed = true;
+		state->published = true;
 	}
 	return flush_directory(object, err);
 }

@@ -1198,9 +1198,11 @@ TEST(no_file_takes_the_place_of_a_standard_stream)
 	CHECK(standard_streams_are_closed());
 }
 
+static int flush_error = EIO;
+
 static int fail_directory_flush(const char *name)
 {
-	return !strcmp(name, "fsync") ? EIO : 0;
+	return !strcmp(name, "fsync") ? flush_error : 0;
 }
 
 TEST(a_commit_tried_again_leaves_no_litter)
@@ -1213,6 +1215,27 @@ TEST(a_commit_tried_again_leaves_no_litter)
 	CHECK_EQ(pen_object_commit(object, &err), 0);
 	close_object();
 	CHECK_EQ(entries_in(scratch), 1);
+}
+
+/* Each of these has another hint where it happens before. */
+TEST(whatever_the_last_step_fails_with_the_new_file_is_said_to_be_there)
+{
+	static const int errors[] = { ENOSPC, EDQUOT, EPERM, EACCES, ENOENT, EBUSY };
+
+	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+		for (int mode = PEN_WRITE; mode <= PEN_WRITE_IN_PLACE; mode++) {
+			CHECK_EQ(open_object(in_scratch("out"), mode, 100), 0);
+			fill_object(100);
+			flush_error = errors[i];
+			sys_fault_hook = fail_directory_flush;
+			CHECK_EQ(pen_object_commit(object, &err), -errors[i]);
+			sys_fault_hook = NULL;
+			CHECK(strstr(err.hint, "The new file is in place"));
+			close_object();
+			CHECK_EQ(good_bytes(in_scratch("out")), 100);
+			CHECK(!unlink(in_scratch("out")));
+		}
+	}
 }
 
 static int fail_direct(const char *name)
