@@ -176,7 +176,8 @@ uint64_t pen_object_size(const struct pen_object *object);
  * wider: a set-id bit goes with its owner, another group gets no more than everybody, and where
  * the access list cannot be read or kept only the owner's rights stay. A new file has the rights
  * of any other that is created there. All that is settled before the file is visible under its
- * name; until then nobody else can open it.
+ * name, by the rights that the target has when the bytes are durable; until they are, nobody else
+ * can open it.
  *
  * After an error the target is as it was; only if the last step fails it is the new one, and might
  * not survive a power loss (commit again to try that step again). In place, it only makes durable

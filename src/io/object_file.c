@@ -4,7 +4,7 @@
  * file system allows. For writing, the bytes go to a file beside the target that has no name yet:
  *
  *   open: O_TMPFILE, space reserved
- *   commit: given the target's rights, and flushed
+ *   commit: flushed, given the target's rights, and flushed again with these
  *           -> linked into a place that is free
  *           -> or given a temporary name, and renamed over the target
  *           -> directory flushed

@@ -251,21 +251,38 @@ static int take_place(struct replacement *new, int fd, const char **step)
 	return rc;
 }
 
-int replacement_publish(struct replacement *new, int fd, const char **step)
+/* The rights it will have, durable; 1 if it is the first in its place and has no name yet. */
+static int take_rights(struct replacement *new, int fd, const char **step)
 {
 	int rc = inherit(&new->place, fd, new->mode, step);
-	bool fresh = rc == 1 && !new->temporary[0];
 
 	if (rc < 0)
 		return rc;
+	/* It was created with them. */
+	if (rc == 1 && !new->temporary[0])
+		return 1;
+	*step = "flush";
+	return os_fsync(fd);
+}
+
+int replacement_publish(struct replacement *new, int fd, const char **step)
+{
+	bool fresh;
+	int rc;
+
+	/* First, since it takes long: the target's rights may change meanwhile, and a temporary
+	 * name must not lead others to what is not complete. */
 	*step = "flush";
 	rc = os_fdatasync(fd);
-	if (rc)
+	if (!rc)
+		rc = take_rights(new, fd, step);
+	if (rc < 0)
 		return rc;
+	fresh = rc == 1;
 	rc = fresh ? fill_place(new, fd, step) : take_place(new, fd, step);
 	/* Somebody was faster, and now there is something to replace. */
 	if (fresh && rc == -EEXIST) {
-		rc = inherit(&new->place, fd, new->mode, step);
+		rc = take_rights(new, fd, step);
 		rc = rc < 0 ? rc : take_place(new, fd, step);
 	}
 	/* What is in place may be locked by others for their own ends. */

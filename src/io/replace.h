@@ -10,7 +10,8 @@
  *      the process goes meanwhile, changes nothing.
  *   2. Whatever publishing needs is at hand from the start, except for the target's own rights.
  *   3. A new file that has a temporary name while it is written is its owner's alone. The rights it
- *      will have are set before it is found under the name of the target.
+ *      will have are set when its bytes are durable, right before it is found under the name of
+ *      the target.
  */
 #include <limits.h>
 #include <stdbool.h>

@@ -310,6 +310,37 @@ TEST(a_file_with_a_temporary_name_is_its_owners_alone)
 	}
 }
 
+static const char *flushed_target;
+static unsigned int hidden_mode;
+
+static int narrow_while_it_flushes(const char *name)
+{
+	if (!strcmp(name, "fdatasync")) {
+		hidden_mode = mode_of(hidden_file());
+		CHECK(!chmod(flushed_target, 0600));
+	}
+	return 0;
+}
+
+TEST(rights_that_become_narrower_while_a_commit_flushes_stay_so)
+{
+	flushed_target = make_file("old", 10);
+	for (int by_need = 0; by_need < 2; by_need++) {
+		CHECK(!chmod(flushed_target, 0664));
+		sys_fault_hook = by_need ? NULL : fail_tmpfile;
+		CHECK_EQ(open_object(flushed_target, PEN_WRITE, 100), 0);
+		sys_fault_hook = NULL;
+		CHECK_EQ(by_need ? object_need_name(object, &err) : 0, 0);
+		fill_object(100);
+		sys_fault_hook = narrow_while_it_flushes;
+		CHECK_EQ(pen_object_commit(object, &err), 0);
+		sys_fault_hook = NULL;
+		close_object();
+		CHECK_EQ(hidden_mode, 0600);
+		CHECK_EQ(mode_of(flushed_target), 0600);
+	}
+}
+
 TEST(rights_that_belong_to_another_owner_are_not_inherited)
 {
 	const char *path = make_file("old", 10);
@@ -808,8 +839,8 @@ TEST(commit_is_once_and_only_for_what_is_written)
 TEST(a_commit_that_fails_changes_nothing)
 {
 	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "fstat",
-						"lstat", "open", "flistxattr",
-						"fgetxattr" };
+					     "lstat", "open", "flistxattr", "fgetxattr",
+					     "fsync" };
 	const char *path = make_file("old", 5000);
 
 	CHECK(!chmod(path, 0640) && !setxattr(path, "user.of", "old", 3, 0));
