@@ -173,11 +173,11 @@ uint64_t pen_object_size(const struct pen_object *object);
  * A replaced file's mode, access list (ACL) and extended attributes are kept, and its owner and
  * group as far as the process may give files away; not kept are attributes that vouch for the old
  * bytes (file capabilities, integrity marks). What cannot be kept makes rights narrower, never
- * wider: a set-id bit goes with its owner, another group gets no more than everybody, and where
- * the access list cannot be read or kept only the owner's rights stay. A new file has the rights
- * of any other that is created there. All that is settled before the file is visible under its
- * name, by the rights that the target has when the bytes are durable; until they are, nobody else
- * can open it.
+ * wider: a set-id bit goes with its owner, another group gets no more than everybody, everybody no
+ * more than the group that is lost, and where the access list cannot be read or kept only the
+ * owner's rights stay. A new file has the rights of any other that is created there. All that is
+ * settled before the file is visible under its name, by the rights that the target has when the
+ * bytes are durable; until they are, nobody else can open it.
  *
  * After an error the target is as it was; only if the last step fails it is the new one, and might
  * not survive a power loss (commit again to try that step again). In place, it only makes durable

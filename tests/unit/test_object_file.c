@@ -354,6 +354,35 @@ TEST(rights_that_belong_to_another_owner_are_not_inherited)
 	CHECK_EQ(mode_of(path), 0666);
 }
 
+static unsigned int mode_after_another_replaced(const char *path)
+{
+	CHECK(!setegid(65534) && !seteuid(65534));
+	replace(path, 20);
+	CHECK(!seteuid(0) && !setegid(0));
+	return mode_of(path);
+}
+
+TEST(whom_a_lost_group_kept_out_stays_out)
+{
+	static const uint16_t cases[][2] = { { 0, 6 }, { 6, 0 }, { 4, 6 } };
+	const char *path = make_file("old", 10);
+
+	if (geteuid())
+		SKIP("only root can give files away");
+	CHECK(!chown(path, 0, 2345) && !chmod(path, 0606) && !chmod(scratch, 0777));
+	CHECK_EQ(mode_after_another_replaced(path), 0600);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct access_list list = access_list(4, cases[i][1]);
+
+		list.entries[2].rights = cases[i][0];
+		list.entries[4].rights = 6;
+		CHECK(!chown(path, 0, 2345));
+		if (setxattr(path, "system.posix_acl_access", &list, sizeof(list), 0))
+			SKIP("no access lists here");
+		CHECK_EQ(mode_after_another_replaced(path) & 7, cases[i][0] & cases[i][1]);
+	}
+}
+
 TEST(a_link_stays_a_link_and_its_file_changes)
 {
 	const char *path = make_file("old", 10);
