@@ -32,6 +32,9 @@
 #include "io/replace.h"
 #include "sys/os.h"
 
+/* Others may replace the target while it is looked for; so often is no chance any more. */
+#define FINDS_TRIED 20
+
 struct file_state {
 	struct stat opened;		/* as it was at open */
 	int start;			/* what a relative name starts at, read; -1: ours is none */
@@ -334,7 +337,7 @@ static int reserve(struct pen_object *object, struct pen_error *err)
 	return fail(object, rc, "reserve space for", err);
 }
 
-/* The place of a file that shall be replaced or made. */
+/* The place of a file that shall be replaced or made; 1 if what is there is another one. */
 static int find_place(struct pen_object *object, bool exists, struct pen_error *err)
 {
 	struct file_state *state = object->state;
@@ -346,19 +349,23 @@ static int find_place(struct pen_object *object, bool exists, struct pen_error *
 		return fail(object, rc, exists ? "resolve" : "create", err);
 	if (!exists)
 		return 0;
-	/* Links of /proc lead to files that no name leads to. */
 	rc = os_lstat(place->directory, place->base, &found);
-	if (rc && rc != -ENOENT)
-		return fail(object, rc, "stat", err);
 	if (!rc && same_file(&found, &state->opened))
 		return 0;
+	place_leave(place);
+	return rc && rc != -ENOENT ? fail(object, rc, "stat", err) : 1;
+}
+
+/* Links of /proc lead to files that no name leads to. */
+static int refuse_nameless(struct pen_object *object, struct pen_error *err)
+{
 	error_set(err, -ENOENT, "resolve", object->name, -1,
 		  "the file that it leads to is not to be found by a name of its own");
 	error_hint(err, "Name the file itself, or write in place");
 	return -ENOENT;
 }
 
-static int open_target(struct pen_object *object, struct pen_error *err)
+static int open_target_once(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
 	bool exists, in_place;
@@ -379,6 +386,15 @@ static int open_target(struct pen_object *object, struct pen_error *err)
 	if (rc)
 		return rc;
 	return in_place ? open_in_place(object, exists, err) : open_beside(object, exists, err);
+}
+
+static int open_target(struct pen_object *object, struct pen_error *err)
+{
+	int rc = 1;
+
+	for (int i = 0; i < FINDS_TRIED && rc == 1; i++)
+		rc = open_target_once(object, err);
+	return rc == 1 ? refuse_nameless(object, err) : rc;
 }
 
 static int open_for_writing(struct pen_object *object, struct pen_error *err)

@@ -680,6 +680,29 @@ TEST(a_file_that_appears_meanwhile_is_replaced_and_its_rights_kept)
 	CHECK_EQ(entries_in(scratch), 1);
 }
 
+static int looks;
+
+/* What another writer does between the first look at the target and the second. */
+static int replace_before_the_look(const char *name)
+{
+	if (!strcmp(name, "lstat") && ++looks <= 3)
+		CHECK(!rename(make_file("other", 10), in_scratch("out")));
+	return 0;
+}
+
+TEST(a_target_that_another_writer_replaces_while_it_is_looked_for_is_replaced)
+{
+	make_file("out", 10);
+	sys_fault_hook = replace_before_the_look;
+	CHECK_EQ(open_object(in_scratch("out"), PEN_WRITE, 100), 0);
+	sys_fault_hook = NULL;
+	CHECK_EQ(looks, 4);
+	fill_object(100);
+	CHECK_EQ(pen_object_commit(object, &err), 0);
+	close_object();
+	CHECK_EQ(good_bytes(in_scratch("out")), 100);
+}
+
 static void make_old(const char *name)
 {
 	static const struct timespec times[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
