@@ -645,6 +645,12 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 	const char *step;
 	int rc;
 
+	if (state->generation != os_generation()) {
+		error_set(err, -ECHILD, "commit", object->name, -1,
+			  "it was opened before this process was forked, and is its parent's");
+		error_hint(err, "Commit it in the process that opened it");
+		return -ECHILD;
+	}
 	if (state->in_place)
 		return commit_in_place(object, err);
 	/* Committing again after the last step failed: only that step is missing. */

@@ -665,13 +665,14 @@ static void in_forked_child(void)
 
 void os_at_fork(enum os_fork_place place, pthread_mutex_t *lock, void (*in_child)(void))
 {
-	static bool known;
-
-	if (!known)
-		pthread_atfork(before_fork, after_fork, in_forked_child);
-	known = true;
 	fork_places[place].lock = lock;
 	fork_places[place].in_child = in_child;
+}
+
+/* Also for a program that has none of those modules in it. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(before_fork, after_fork, in_forked_child);
 }
 
 unsigned int os_generation(void)

@@ -888,6 +888,31 @@ TEST(commit_is_once_and_only_for_what_is_written)
 	close_object();
 }
 
+TEST(a_forked_child_does_not_commit_its_parents_file)
+{
+	const char *path = make_file("old", 500);
+	int status = -1;
+	pid_t child;
+
+	for (int mode = PEN_WRITE; mode <= PEN_WRITE_IN_PLACE; mode++) {
+		CHECK_EQ(open_object(path, mode, 100), 0);
+		child = fork();
+		if (!child) {
+			CHECK_EQ(pen_object_commit(object, &err), -ECHILD);
+			CHECK(strstr(err.message, "forked") && err.hint[0]);
+			close_object();
+			exit(0);
+		}
+		CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+		CHECK_EQ(good_bytes(path), 500);
+		fill_object(100);
+		CHECK_EQ(pen_object_commit(object, &err), 0);
+		close_object();
+		CHECK_EQ(good_bytes(path), mode == PEN_WRITE ? 100 : 500);
+		path = make_file("old", 500);
+	}
+}
+
 TEST(a_commit_that_fails_changes_nothing)
 {
 	static const char *const calls[] = { "fdatasync", "linkat", "rename", "fchmod", "fstat",
