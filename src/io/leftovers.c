@@ -24,9 +24,6 @@
  * lies behind them stays until the folder is smaller.
  */
 #define SWEEP_NAMES 4096
-/* Names of the first version end in the number of a process and a count, and have no lock. A day
- * without a write tells that nobody is at it any more. */
-#define OLD_NAME_SECONDS 86400
 
 int leftover_name(const char *base, char name[NAME_MAX + 1])
 {
@@ -42,29 +39,16 @@ int leftover_name(const char *base, char name[NAME_MAX + 1])
 	return rc;
 }
 
-/* What a name of ours has behind its mark; NULL if it is none. */
-static const char *ending(const char *name)
+static bool is_leftover(const char *name)
 {
-	const char *mark = NULL;
+	const char *mark = NULL, *number;
 
 	for (const char *at = name; (at = strstr(at, MARK)); at++)
 		mark = at;
-	return name[0] == '.' && mark && mark > name + 1 ? mark + strlen(MARK) : NULL;
-}
-
-static bool is_new_form(const char *end)
-{
-	return strlen(end) == DIGITS && strspn(end, "0123456789abcdef") == DIGITS;
-}
-
-static bool is_old_form(const char *end)
-{
-	size_t process = strspn(end, "0123456789"), count;
-
-	if (!process || process > 10 || end[process] != '-')
+	if (name[0] != '.' || !mark || mark < name + 2)
 		return false;
-	count = strspn(end + process + 1, "0123456789");
-	return count && count <= 10 && !end[process + 1 + count];
+	number = mark + strlen(MARK);
+	return strlen(number) == DIGITS && strspn(number, "0123456789abcdef") == DIGITS;
 }
 
 bool leftover_has_name(int directory, const char *name, int fd)
@@ -76,15 +60,13 @@ bool leftover_has_name(int directory, const char *name, int fd)
 }
 
 /* Whatever cannot be done here is left: it may be somebody else's. */
-static void remove_if_dead(int directory, const char *name, bool old_form)
+static void remove_if_dead(int directory, const char *name)
 {
 	struct stat st;
 	int fd;
 
 	/* Looked at before it is opened, which does things to what is no file. */
 	if (os_lstat(directory, name, &st) || !S_ISREG(st.st_mode))
-		return;
-	if (old_form && st.st_mtim.tv_sec + OLD_NAME_SECONDS > os_date())
 		return;
 	fd = os_open(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0);
 	if (fd < 0)
@@ -102,10 +84,9 @@ struct sweep {
 static int sweep_name(const char *name, void *context)
 {
 	struct sweep *sweep = context;
-	const char *end = ending(name);
 
-	if (end && (is_new_form(end) || is_old_form(end)))
-		remove_if_dead(sweep->directory, name, !is_new_form(end));
+	if (is_leftover(name))
+		remove_if_dead(sweep->directory, name);
 	return ++sweep->names == SWEEP_NAMES;
 }
 

@@ -611,11 +611,6 @@ uint64_t os_now(void)
 	return clock_ns(CLOCK_MONOTONIC);
 }
 
-int64_t os_date(void)
-{
-	return (int64_t)(clock_ns(CLOCK_REALTIME) / 1000000000ull);
-}
-
 uint64_t os_thread_cpu(void)
 {
 	return clock_ns(CLOCK_THREAD_CPUTIME_ID);

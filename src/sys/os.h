@@ -83,7 +83,6 @@ uint64_t os_memory_available(void);	/* bytes, with swap; UINT64_MAX where unknow
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
-int64_t os_date(void);			/* seconds since 1970 */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 void os_sleep(uint64_t ns);
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
