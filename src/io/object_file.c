@@ -280,6 +280,23 @@ static int open_for_reading(struct pen_object *object, struct pen_error *err)
 	return 0;
 }
 
+/* In directories like /tmp a file that others may write to is not theirs to replace. */
+static int check_sticky(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	struct stat directory;
+	int rc = os_fstat(state->new.place.directory, &directory);
+
+	if (rc)
+		return fail(object, rc, "stat the directory of", err);
+	if (os_may_replace(&state->opened, &directory))
+		return 0;
+	error_set(err, -EPERM, "replace", object->name, -1,
+		  "it belongs to another user, and in its directory only owners may replace files");
+	error_hint(err, "Write in place, which is allowed, or under another name");
+	return -EPERM;
+}
+
 static int open_beside(struct pen_object *object, bool exists, struct pen_error *err)
 {
 	struct replacement *new = &((struct file_state *)object->state)->new;
@@ -287,8 +304,12 @@ static int open_beside(struct pen_object *object, bool exists, struct pen_error 
 	int fd = exists ? os_may_write(new->place.directory, new->place.base) : 0;
 	const char *step = "replace";
 
-	if (fd >= 0)
-		fd = replacement_create(new, &step);
+	if (fd < 0)
+		return fail(object, fd, step, err);
+	fd = exists ? check_sticky(object, err) : 0;
+	if (fd)
+		return fd;
+	fd = replacement_create(new, &step);
 	if (fd < 0)
 		return fail(object, fd, step, err);
 	object->fd = fd;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -237,6 +238,20 @@ int os_may_write(int from, const char *path)
 {
 	FAULT("access");
 	return result(faccessat(from, path, W_OK, 0));
+}
+
+bool os_may_replace(const struct stat *file, const struct stat *directory)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+	if (!(directory->st_mode & S_ISVTX) || file->st_uid == geteuid() ||
+	    directory->st_uid == geteuid())
+		return true;
+	/* Whoever cannot be asked for may find out by trying. */
+	if (sys_fault("capget") || syscall(SYS_capget, &header, data))
+		return true;
+	return data[0].effective & 1u << CAP_FOWNER;
 }
 
 int os_readlink(int from, const char *path, char *target, size_t size)

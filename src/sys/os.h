@@ -48,6 +48,8 @@ int os_entropy(void *bytes, size_t size);	/* chance, a few bytes */
 int os_rename(int directory, const char *from, const char *to);
 int os_unlink(int directory, const char *name);
 int os_may_write(int from, const char *path);	/* access(2) */
+/* In a sticky directory only owners may; what else it takes is not asked for. */
+bool os_may_replace(const struct stat *file, const struct stat *directory);
 int os_readlink(int from, const char *path, char *target, size_t size);
 int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
 /* Every name in a directory but "." and "..", in no order; ends early where each() is not 0. */

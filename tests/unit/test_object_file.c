@@ -979,6 +979,30 @@ TEST(a_read_only_directory_is_refused)
 	CHECK_EQ(entries_in(scratch), 1);
 }
 
+TEST(anothers_file_in_a_sticky_directory_is_refused_at_open)
+{
+	const char *path = make_file("old", 10);
+
+	if (geteuid())
+		SKIP("only root can give files away");
+	CHECK(!chown(path, 1234, 1234) && !chmod(path, 0666) && !chmod(scratch, 01777));
+	CHECK(!seteuid(65534));
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), -EPERM);
+	CHECK(strstr(err.message, "only owners") && strstr(err.hint, "in place"));
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 100), 0);
+	close_object();
+	CHECK_EQ(open_object(in_scratch("new"), PEN_WRITE, 100), 0);
+	close_object();
+	/* Its owner may, the directory's too, and who has the rights of all owners. */
+	CHECK(!seteuid(0) && !seteuid(1234));
+	replace(path, 100);
+	CHECK(!seteuid(0) && !chown(scratch, 65534, 65534) && !seteuid(65534));
+	replace(path, 200);
+	CHECK(!seteuid(0) && !chown(path, 1234, 1234));
+	replace(path, 300);
+	CHECK_EQ(good_bytes(path), 300);
+}
+
 TEST(directories_pipes_and_absent_files_are_refused)
 {
 	const char *pipe_path = in_scratch("pipe");
