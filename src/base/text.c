@@ -118,11 +118,12 @@ static size_t escape_one(const unsigned char *at, int32_t character, size_t leng
 	return length;
 }
 
-size_t text_escape(char *to, size_t size, const char *from)
+size_t text_escape_bytes(char *to, size_t size, const char *from, size_t from_length)
 {
+	const unsigned char *at = (const unsigned char *)from, *end = at + from_length;
 	size_t used = 0, whole = 0, length;
 
-	for (const unsigned char *at = (const unsigned char *)from; *at; at += length) {
+	for (; at < end; at += length) {
 		int32_t character = decode(at, &length);
 		char shown[12];
 		size_t room = escape_one(at, character, length, shown);
@@ -137,6 +138,18 @@ size_t text_escape(char *to, size_t size, const char *from)
 	if (size)
 		to[used] = 0;
 	return whole;
+}
+
+size_t text_escape(char *to, size_t size, const char *from)
+{
+	return text_escape_bytes(to, size, from, strlen(from));
+}
+
+int text_order(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+	int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
+
+	return order ? order : (a_length > b_length) - (a_length < b_length);
 }
 
 bool text_ends_with(const char *text, const char *ending)

@@ -16,12 +16,17 @@ void text_trim(char *text);
 /*
  * What others have named, for people: characters that a terminal obeys or that do not show
  * (controls, marks that turn the direction of writing, those without width or ink) and bytes that
- * are no UTF-8 are written as \n, \t, \xNN, \uNNNN or \UNNNNNNNN, and a backslash twice. Writes as
- * much of it as there is room for, always terminated and never a part of a character; returns the
- * length of the whole, like snprintf. It grows fourfold at most.
+ * are no UTF-8 are written as \n, \t, \xNN, \uNNNN or \UNNNNNNNN, and a backslash twice. Writes as much of
+ * it as there is room for, always terminated and never a part of a character; returns the length of
+ * the whole, like snprintf. It grows fourfold at most. The second is for what may hold a NUL; there
+ * must be one after its end, too.
  */
 size_t text_escape(char *to, size_t size, const char *from);
+size_t text_escape_bytes(char *to, size_t size, const char *from, size_t from_length);
 #define TEXT_ESCAPE_GROWTH 4
+
+/* The order of two texts by their bytes, a NUL being one like any other. */
+int text_order(const char *a, size_t a_length, const char *b, size_t b_length);
 
 bool text_ends_with(const char *text, const char *ending);
 

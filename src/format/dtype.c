@@ -42,10 +42,10 @@ unsigned int pen_dtype_bits(int dtype)
 	return dtype >= 0 && dtype < PEN_DTYPES ? dtypes[dtype].bits : 0;
 }
 
-int dtype_parse(const char *name)
+int dtype_parse(const char *name, size_t length)
 {
 	for (int i = 0; i < PEN_DTYPES; i++)
-		if (!strcmp(dtypes[i].name, name))
+		if (strlen(dtypes[i].name) == length && !memcmp(dtypes[i].name, name, length))
 			return i;
 	return -1;
 }

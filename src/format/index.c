@@ -6,7 +6,7 @@
 #include <string.h>
 #include "base/text.h"
 #include "format/index.h"
-#include "format/json.h"
+#include "format/scan.h"
 #include "format/words.h"
 #include "sys/os.h"
 
@@ -14,98 +14,129 @@
 #define SUFFIX ".safetensors.index.json"
 
 struct reader {
-	const char *name;
-	const char *bytes;
-	size_t length;
+	struct scan scan;
+	const unsigned char *map;	/* the value of the last weight_map; NULL: none */
+	size_t count, room;		/* entries, and the bytes of their texts */
 	struct index *index;
-	const char **listed;	/* the file of each entry, not unique */
-	char *texts;		/* room not used yet */
-	struct pen_error *err;
+	char *texts;			/* room not used yet */
 };
 
-/* Copy `path` without empty parts and "."; false if it is absolute, climbs or is nothing. */
-static bool clean(const char *path, char *to)
+/* Make of `path` one without empty parts and "."; false if it is absolute, climbs or is nothing. */
+static bool clean(char *path)
 {
-	char *start = to;
+	char *to = path, *start = path;
 
 	if (path[0] == '/')
 		return false;
 	while (*path) {
 		size_t part = strcspn(path, "/");
+		bool more = path[part] == '/';
 
 		if (part == 2 && !memcmp(path, "..", 2))
 			return false;
 		if (part && !(part == 1 && path[0] == '.')) {
 			if (to > start)
 				*to++ = '/';
-			memcpy(to, path, part);
+			memmove(to, path, part);
 			to += part;
 		}
-		path += part + (path[part] == '/');
+		path += part + more;
 	}
 	*to = 0;
 	return to > start;
 }
 
-static int bad_entry(const struct reader *reader, const char *tensor, const char *file)
+/* The path of an entry's file follows the name of its tensor. */
+static const char *path_of(const struct index_entry *entry)
 {
-	char shown[WORDS_NAME], shown_file[WORDS_NAME];
-	int64_t at = format_json_find(reader->bytes, reader->length, tensor);
+	return entry->tensor + entry->length + 1;
+}
 
-	words_name(shown, tensor);
-	if (!file) {
-		words_bad(reader->err, reader->name, at,
-			  "the file of tensor \"%s\" is not given as a text", shown);
-		error_hint(reader->err, "The file is damaged: download it again");
-		return -EBADMSG;
-	}
-	words_bad(reader->err, reader->name, at,
-		  "tensor \"%s\" is in \"%s\", which is %s", shown, words_name(shown_file, file),
-		  file[0] ? "not inside the folder of the index" : "no name");
-	error_hint(reader->err, "Name files by their path from the folder, without ..");
+static int no_text(const struct reader *reader, const struct scan_text *tensor, int64_t at)
+{
+	char shown[WORDS_NAME];
+
+	words_bad(reader->scan.err, reader->scan.name, at,
+		  "the file of tensor \"%s\" is not given as a text", scan_show(tensor, shown));
+	error_hint(reader->scan.err, "The file is damaged: download it again");
 	return -EBADMSG;
 }
 
-static int allocate(struct reader *reader, const json_t *map)
+static int bad_path(const struct reader *reader, const struct scan_text *tensor,
+		    const struct scan_text *path, int64_t at)
 {
-	size_t count = json_object_size(map), texts = 0;
-	const char *tensor;
-	json_t *file;
-	char *at;
+	char shown[WORDS_NAME], shown_path[WORDS_NAME];
 
-	json_object_foreach((json_t *)map, tensor, file)
-		texts += strlen(tensor) + 2 + json_string_length(file);
-	reader->listed = os_calloc(count ? count : 1, sizeof(reader->listed[0]));
-	at = os_calloc(1, sizeof(struct index) + count * (sizeof(struct index_entry) +
-							   sizeof(char *)) + texts);
-	reader->index = (struct index *)at;
-	if (!at || !reader->listed)
-		return error_sys(reader->err, -ENOMEM, "read", reader->name, -1);
-	at += sizeof(struct index);
-	reader->index->entries = (struct index_entry *)at;
-	at += count * sizeof(struct index_entry);
-	reader->index->files = (const char **)at;
-	reader->texts = at + count * sizeof(char *);
+	words_bad(reader->scan.err, reader->scan.name, at,
+		  "tensor \"%s\" is in \"%s\", which is %s", scan_show(tensor, shown),
+		  scan_show(path, shown_path),
+		  path->length ? "not inside the folder of the index" : "no name");
+	error_hint(reader->scan.err, "Name files by their path from the folder, without ..");
+	return -EBADMSG;
+}
+
+static int keep(struct reader *reader, const struct scan_text *tensor,
+		const struct scan_text *path, int64_t at)
+{
+	struct index_entry *entry = &reader->index->entries[reader->index->count++];
+	char *kept = reader->texts + tensor->length + 1;
+
+	scan_decode(tensor, reader->texts);
+	scan_decode(path, kept);
+	entry->tensor = reader->texts;
+	entry->length = tensor->length;
+	/* No file's name holds a NUL. */
+	if (strlen(kept) != path->length || !clean(kept))
+		return bad_path(reader, tensor, path, at);
+	reader->texts = kept + path->length + 1;
 	return 0;
 }
 
-static int fill(struct reader *reader, const json_t *map)
+/* One entry: added up while there is no index, then kept in it. */
+static int read_entry(struct reader *reader)
 {
-	struct index *index = reader->index;
-	const char *tensor;
-	json_t *file;
+	int64_t at = scan_place(&reader->scan);
+	struct scan_text tensor, path;
+	int rc = scan_key(&reader->scan, &tensor);
+	int kind = rc ? rc : scan_kind(&reader->scan);
 
-	json_object_foreach((json_t *)map, tensor, file) {
-		const char *path = json_string_value(file);
+	if (kind != '"')
+		return kind < 0 ? kind : no_text(reader, &tensor, at);
+	rc = scan_text(&reader->scan, &path);
+	if (rc || reader->index)
+		return rc ? rc : keep(reader, &tensor, &path, at);
+	reader->count++;
+	reader->room += tensor.length + path.length + 2;
+	return 0;
+}
 
-		index->entries[index->count].tensor = reader->texts;
-		reader->texts = stpcpy(reader->texts, tensor) + 1;
-		if (!path || !clean(path, reader->texts))
-			return bad_entry(reader, tensor, path);
-		reader->listed[index->count] = index->files[index->count] = reader->texts;
-		reader->texts += strlen(reader->texts) + 1;
-		index->count++;
+static int read_entries(struct reader *reader)
+{
+	struct scan *scan = &reader->scan;
+	int more, rc;
+
+	scan->at = reader->map;
+	for (more = scan_first(scan, '}'); more > 0; more = scan_next(scan, '}')) {
+		rc = read_entry(reader);
+		if (rc)
+			return rc;
 	}
+	return more;
+}
+
+static int allocate(struct reader *reader)
+{
+	char *at = os_calloc(1, sizeof(struct index) + reader->count *
+			     (sizeof(struct index_entry) + sizeof(char *)) + reader->room);
+
+	reader->index = (struct index *)at;
+	if (!at)
+		return error_sys(reader->scan.err, -ENOMEM, "read", reader->scan.name, -1);
+	at += sizeof(struct index);
+	reader->index->entries = (struct index_entry *)at;
+	at += reader->count * sizeof(struct index_entry);
+	reader->index->files = (const char **)at;
+	reader->texts = at + reader->count * sizeof(char *);
 	return 0;
 }
 
@@ -116,71 +147,118 @@ static int by_text(const void *left, const void *right)
 
 static int by_tensor(const void *left, const void *right)
 {
-	return strcmp(((const struct index_entry *)left)->tensor,
-		      ((const struct index_entry *)right)->tensor);
+	const struct index_entry *a = left, *b = right;
+	int order = text_order(a->tensor, a->length, b->tensor, b->length);
+
+	/* Texts were kept in the order of the file. */
+	return order ? order : a->tensor < b->tensor ? -1 : 1;
 }
 
-/* Files sorted and each once; entries told which is theirs, then sorted themselves. */
-static void arrange(struct reader *reader)
+/* Of the same names the last one counts. */
+static void drop_same_names(struct index *index)
 {
-	struct index *index = reader->index;
+	size_t kept = 0;
 
+	for (size_t i = 0; i < index->count; i++) {
+		const struct index_entry *entry = &index->entries[i], *next = entry + 1;
+
+		if (i + 1 == index->count ||
+		    text_order(entry->tensor, entry->length, next->tensor, next->length))
+			index->entries[kept++] = *entry;
+	}
+	index->count = kept;
+}
+
+/* Entries sorted and each once, files too; entries told which is theirs. */
+static void arrange(struct index *index)
+{
+	qsort(index->entries, index->count, sizeof(index->entries[0]), by_tensor);
+	drop_same_names(index);
+	for (size_t i = 0; i < index->count; i++)
+		index->files[i] = path_of(&index->entries[i]);
 	qsort(index->files, index->count, sizeof(index->files[0]), by_text);
 	for (size_t i = 0; i < index->count; i++)
 		if (!i || strcmp(index->files[i], index->files[index->file_count - 1]))
 			index->files[index->file_count++] = index->files[i];
 	for (size_t i = 0; i < index->count; i++) {
-		const char **file = bsearch(&reader->listed[i], index->files, index->file_count,
+		const char *path = path_of(&index->entries[i]);
+		const char **file = bsearch(&path, index->files, index->file_count,
 					    sizeof(index->files[0]), by_text);
 
 		index->entries[i].file = (uint32_t)(file - index->files);
 	}
-	qsort(index->entries, index->count, sizeof(index->entries[0]), by_tensor);
 }
 
-static int read_map(struct reader *reader, const json_t *root)
+static int no_map(const struct reader *reader)
 {
-	const json_t *map = json_object_get(root, MAP);
-	int rc;
+	words_bad(reader->scan.err, reader->scan.name, -1, reader->map
+		  ? "its \"" MAP "\" is not a JSON object" : "it has no \"" MAP "\"");
+	/* Found in a folder, or named as one: then it is one, and spoilt. */
+	if (text_ends_with(reader->scan.name, SUFFIX))
+		error_hint(reader->scan.err, "The index is damaged: download it again, or name a "
+			   ".safetensors file itself");
+	error_hint(reader->scan.err, "Name a folder, a .safetensors file or an index: model"
+		   SUFFIX);
+	return -EBADMSG;
+}
 
-	if (!json_is_object(map)) {
-		words_bad(reader->err, reader->name, -1,
-			  map ? "its \"" MAP "\" is not a JSON object" : "it has no \"" MAP "\"");
-		/* Found in a folder, or named as one: then it is one, and spoilt. */
-		if (text_ends_with(reader->name, SUFFIX))
-			error_hint(reader->err, "The index is damaged: download it again, or name "
-				   "a .safetensors file itself");
-		error_hint(reader->err, "Name a folder, a .safetensors file or an index: "
-			   "model" SUFFIX);
+/* All of it is read once, to find the map and what is wrong anywhere. */
+static int find_map(struct reader *reader)
+{
+	struct scan *scan = &reader->scan;
+	struct scan_text key;
+	int more, rc;
+
+	for (more = scan_first(scan, '}'); more > 0; more = scan_next(scan, '}')) {
+		rc = scan_key(scan, &key);
+		if (!rc && scan_kind(scan) > 0 && scan_text_is(&key, MAP))
+			reader->map = scan->at;
+		if (!rc)
+			rc = scan_skip(scan);
+		if (rc)
+			return rc;
+	}
+	rc = more ? more : scan_finish(scan);
+	return rc || (reader->map && *reader->map == '{') ? rc : no_map(reader);
+}
+
+static int read_map(struct reader *reader)
+{
+	int rc = read_entries(reader);
+
+	if (rc)
+		return rc;
+	if (!reader->count) {
+		words_bad(reader->scan.err, reader->scan.name, -1, "the index lists no tensors");
+		error_hint(reader->scan.err,
+			   "Download it again, or name a .safetensors file itself");
 		return -EBADMSG;
 	}
-	if (!json_object_size(map)) {
-		words_bad(reader->err, reader->name, -1, "the index lists no tensors");
-		error_hint(reader->err, "Download it again, or name a .safetensors file itself");
-		return -EBADMSG;
-	}
-	rc = allocate(reader, map);
+	rc = allocate(reader);
 	if (!rc)
-		rc = fill(reader, map);
+		rc = read_entries(reader);
 	if (!rc)
-		arrange(reader);
+		arrange(reader->index);
 	return rc;
 }
 
 int index_parse(const char *name, const void *bytes, size_t length, struct index **index,
 		struct pen_error *err)
 {
-	struct reader reader = { .name = name, .bytes = bytes, .length = length, .err = err };
-	json_t *root;
-	int rc;
+	struct reader reader = { .index = NULL };
+	int kind, rc;
 
 	*index = NULL;
-	rc = format_json_parse(name, "the index", bytes, length, 0, &root, err);
-	if (rc)
-		return rc;
-	rc = read_map(&reader, root);
-	json_decref(root);
-	free(reader.listed);
+	scan_start(&reader.scan, name, "the index", bytes, length, 0, err);
+	kind = scan_kind(&reader.scan);
+	if (kind > 0 && kind != '{') {
+		words_bad(err, name, scan_place(&reader.scan), "the index is not a JSON object");
+		error_hint(err, "The file is damaged: download or save it again");
+		return -EBADMSG;
+	}
+	rc = kind < 0 ? kind : find_map(&reader);
+	if (!rc)
+		rc = read_map(&reader);
 	if (rc)
 		free(reader.index);
 	else

@@ -6,7 +6,7 @@
  * {"weight_map": {"tensor": "file", ...}, ...}; the rest is ignored. A pure function over bytes.
  *
  * True of every index that is accepted:
- *   1. Each tensor is listed once; each file too.
+ *   1. Each tensor is listed once, as the file does last; each file too.
  *   2. A file's name leads to a place in the index's own folder or below, and has no empty part
  *      and no "." or ".." in it. (What links do is the owner's affair.)
  */
@@ -18,6 +18,7 @@
 
 struct index_entry {
 	const char *tensor;
+	size_t length;		/* of that name, which may hold a NUL */
 	uint32_t file;		/* into files */
 };
 

@@ -124,7 +124,7 @@ static int make_files(struct pen_model *model, size_t count, const char *path,
 /* What is odd about one file, to warn of. */
 struct odd {
 	size_t unlisted, hidden;
-	const char *first_unlisted, *first_hidden;
+	const struct pen_tensor *first_unlisted, *first_hidden;
 	uint32_t hidden_by;	/* the file from which the first hidden one is taken */
 };
 
@@ -138,13 +138,9 @@ struct merger {
 	struct pen_error *err;
 };
 
-/* Names are ordered by their bytes, a NUL being one like any other. */
 static int name_order(const struct pen_tensor *tensor, const char *name, size_t length)
 {
-	size_t shared = tensor->name_length < length ? tensor->name_length : length;
-	int order = memcmp(tensor->name, name, shared);
-
-	return order ? order : (tensor->name_length > length) - (tensor->name_length < length);
+	return text_order(tensor->name, tensor->name_length, name, length);
 }
 
 static int by_name_and_file(const void *left, const void *right)
@@ -170,7 +166,7 @@ static int twice(const struct merger *merger, const struct pen_tensor *one,
 	char name[WORDS_NAME], file[WORDS_NAME];
 
 	words_bad(merger->err, files[other->file].path, (int64_t)other->offset,
-		  "tensor \"%s\" is also in %s", words_name(name, one->name),
+		  "tensor \"%s\" is also in %s", words_text(name, one->name, one->name_length),
 		  words_name(file, files[one->file].name));
 	error_hint(merger->err, "Load one of the files by its own name, or add an index that says "
 		   "which one is meant");
@@ -185,7 +181,7 @@ static int absent(const struct merger *merger, const struct index_entry *entry,
 
 	words_bad(merger->err, merger->path, -1,
 		  "tensor \"%s\" is listed for %s, which does not have it",
-		  words_name(name, entry->tensor),
+		  words_text(name, entry->tensor, entry->length),
 		  words_name(file, merger->index->files[entry->file]));
 	if (other)
 		error_hint(merger->err, "%s has it: the index belongs to other files; download all "
@@ -202,7 +198,7 @@ static int settle_unlisted(struct merger *merger, const struct pen_tensor **same
 	if (count > 1)
 		return twice(merger, same[0], same[1]);
 	if (merger->index && !odd->unlisted++)
-		odd->first_unlisted = same[0]->name;
+		odd->first_unlisted = same[0];
 	return 0;
 }
 
@@ -220,7 +216,7 @@ static int settle_listed(struct merger *merger, const struct pen_tensor **same, 
 			continue;
 		}
 		if (!odd->hidden++) {
-			odd->first_hidden = same[i]->name;
+			odd->first_hidden = same[i];
 			odd->hidden_by = entry->file;
 		}
 		merger->gone[same[i] - merger->model->tensors] = true;
@@ -240,8 +236,8 @@ static int settle(struct merger *merger)
 	int rc = 0;
 
 	for (; at < count && !rc; at = next) {
-		int order = entry < end ? -name_order(by_name[at], entry->tensor,
-						      strlen(entry->tensor)) : 1;
+		int order = entry < end ? -name_order(by_name[at], entry->tensor, entry->length)
+					: 1;
 
 		if (order < 0)
 			return absent(merger, entry, NULL);
@@ -256,13 +252,13 @@ static int settle(struct merger *merger)
 	return rc ? rc : entry < end ? absent(merger, entry, NULL) : 0;
 }
 
-static int warn(struct merger *merger, size_t count, const char *first, const char *format,
-		const char *file, const char *other)
+static int warn(struct merger *merger, size_t count, const struct pen_tensor *first,
+		const char *format, const char *file, const char *other)
 {
 	char text[4 * WORDS_NAME], who[WORDS_NAME + 40], name[WORDS_NAME];
 	char **warning = &merger->model->warnings[merger->model->warning_count];
 
-	words_name(name, first);
+	words_text(name, first->name, first->name_length);
 	if (count == 1)
 		snprintf(who, sizeof(who), "tensor \"%s\" is", name);
 	else
@@ -300,6 +296,20 @@ static int warn_of_files(struct merger *merger)
 	return rc;
 }
 
+static void add_table(struct pen_model *model, uint32_t file)
+{
+	const struct safetensors *table = model->tables[file];
+	struct pen_tensor *tensors = model->tensors + model->tensor_count;
+
+	for (size_t i = 0; i < table->count; i++) {
+		tensors[i] = table->tensors[i];
+		tensors[i].file = file;
+		model->by_name[model->tensor_count + i] =
+			tensors + (table->by_name[i] - table->tensors);
+	}
+	model->tensor_count += table->count;
+}
+
 /* All tables in one list, whatever is in them. */
 static int gather(struct pen_model *model, const char *path, struct pen_error *err)
 {
@@ -312,13 +322,10 @@ static int gather(struct pen_model *model, const char *path, struct pen_error *e
 	if (!model->tensors || !model->by_name)
 		return no_memory(path, err);
 	for (size_t i = 0; i < model->file_count; i++)
-		for (size_t j = 0; j < model->tables[i]->count; j++) {
-			struct pen_tensor *tensor = &model->tensors[model->tensor_count++];
-
-			*tensor = model->tables[i]->tensors[j];
-			tensor->file = (uint32_t)i;
-		}
-	sort_by_name(model);
+		add_table(model, (uint32_t)i);
+	/* The names of one table are sorted already. */
+	if (model->file_count > 1)
+		sort_by_name(model);
 	return 0;
 }
 

@@ -9,7 +9,7 @@
  *   1. Every tensor has a kind that is known, and as many bytes as its shape and kind need.
  *   2. Tensors lie one after the other, in the order of the table, from the end of the header to
  *      the end of the file, without a hole and without overlap. (Empty ones lie between two.)
- *   3. Names are unique, valid UTF-8 and without NUL.
+ *   3. Names are unique and valid UTF-8.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -19,8 +19,9 @@
 
 struct safetensors {
 	struct pen_tensor *tensors;	/* by offset, then name; offsets are those of the file */
+	const struct pen_tensor **by_name;	/* the same, sorted by name */
 	size_t count;
-	struct pen_metadata *metadata;	/* in the file's order */
+	struct pen_metadata *metadata;	/* in the file's order, keys once; NULL: none, not empty */
 	size_t metadata_count;
 	uint64_t data;			/* where the tensors begin */
 };

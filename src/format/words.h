@@ -10,7 +10,11 @@
 int words_bad(struct pen_error *err, const char *object, int64_t offset, const char *format, ...)
 	PRINTF_LIKE(4, 5);
 
-/* A name as a message has room for it: of a long one the end is kept. Returns `to`. */
+/*
+ * A name as a message has room for it: of a long one the end is kept. Returns `to`. The second is
+ * for names that may hold a NUL, which is shown by its symbol.
+ */
 char *words_name(char to[WORDS_NAME], const char *name);
+char *words_text(char to[WORDS_NAME], const char *text, size_t length);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/text.h"
 #include "format/index.h"
 #include "format/safetensors.h"
 #include "fuzz_format.h"
@@ -22,28 +23,37 @@ unsigned long fuzz_accepted;
 
 static void check_words(int rc, const struct pen_error *err)
 {
-	char text[8 * sizeof(*err)];
+	char shown[4096];
 
 	MUST(rc < 0 && err->code == rc);
 	MUST(err->domain == PEN_DOMAIN_FORMAT && err->raw == 0);
 	MUST(!strcmp(err->object, NAME) && err->operation[0]);
 	MUST(err->message[0] && err->hint[0] && err->offset >= -1);
-	/* Names in it are as they are in the file; what people are shown of them is not. */
-	MUST(pen_error_format(err, text, sizeof(text)) == (int)strlen(text));
-	for (const char *at = text; *at; at++)
+	/* Names are in it as they are; shown, nothing in them is obeyed. */
+	pen_error_format(err, shown, sizeof(shown));
+	for (const char *at = shown; *at; at++)
 		MUST((unsigned char)*at >= 0x20 && *at != 0x7f);
 }
 
+struct text {
+	const char *bytes;
+	size_t length;
+};
+
 static int by_text(const void *left, const void *right)
 {
-	return strcmp(*(const char *const *)left, *(const char *const *)right);
+	const struct text *a = left, *b = right;
+
+	return text_order(a->bytes, a->length, b->bytes, b->length);
 }
 
-static void check_unique(const char **names, size_t count)
+static void check_unique(struct text *texts, size_t count)
 {
-	qsort(names, count, sizeof(names[0]), by_text);
+	for (size_t i = 0; i < count; i++)
+		MUST(!texts[i].bytes[texts[i].length]);
+	qsort(texts, count, sizeof(texts[0]), by_text);
 	for (size_t i = 1; i < count; i++)
-		MUST(strcmp(names[i - 1], names[i]));
+		MUST(by_text(&texts[i - 1], &texts[i]));
 }
 
 static void check_tensor(const struct pen_tensor *tensor)
@@ -56,9 +66,24 @@ static void check_tensor(const struct pen_tensor *tensor)
 	MUST(bits == (unsigned __int128)tensor->bytes * 8);
 }
 
+static void check_metadata(const struct safetensors *table, size_t header)
+{
+	struct text *keys = calloc(table->metadata_count + 1, sizeof(keys[0]));
+
+	MUST(keys && (table->metadata || !table->metadata_count));
+	for (size_t i = 0; i < table->metadata_count; i++) {
+		const struct pen_metadata *pair = &table->metadata[i];
+
+		keys[i] = (struct text){ pair->key, pair->key_length };
+		MUST(pair->value_length <= header && !pair->value[pair->value_length]);
+	}
+	check_unique(keys, table->metadata_count);
+	free(keys);
+}
+
 static void check_table(const struct safetensors *table, size_t header, uint64_t file_size)
 {
-	const char **names = calloc(table->count + 1, sizeof(names[0]));
+	struct text *names = calloc(table->count + 1, sizeof(names[0]));
 	uint64_t next = 8 + header;
 
 	MUST(names && table->data == next);
@@ -69,18 +94,14 @@ static void check_table(const struct safetensors *table, size_t header, uint64_t
 		check_tensor(tensor);
 		next += tensor->bytes;
 		MUST(next <= file_size);
-		names[i] = tensor->name;
+		names[i] = (struct text){ tensor->name, tensor->name_length };
 	}
 	MUST(next == file_size);
 	check_unique(names, table->count);
+	for (size_t i = 0; i < table->count; i++)
+		MUST(names[i].bytes == table->by_name[i]->name);
 	free(names);
-	names = calloc(table->metadata_count + 1, sizeof(names[0]));
-	for (size_t i = 0; i < table->metadata_count; i++) {
-		names[i] = table->metadata[i].key;
-		MUST(strlen(table->metadata[i].value) <= header);
-	}
-	check_unique(names, table->metadata_count);
-	free(names);
+	check_metadata(table, header);
 }
 
 /* A copy of just its size, so that a step too far is seen. */
@@ -126,7 +147,9 @@ static void check_index(const struct index *index)
 {
 	for (size_t i = 0; i < index->count; i++) {
 		MUST(index->entries[i].file < index->file_count);
-		MUST(!i || strcmp(index->entries[i - 1].tensor, index->entries[i].tensor) < 0);
+		MUST(!index->entries[i].tensor[index->entries[i].length]);
+		MUST(!i || text_order(index->entries[i - 1].tensor, index->entries[i - 1].length,
+				      index->entries[i].tensor, index->entries[i].length) < 0);
 	}
 	for (size_t i = 0; i < index->file_count; i++) {
 		char around[4096];

@@ -6,7 +6,7 @@
  *
  *	clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -Iinclude -Isrc \
  *		tests/fuzz/fuzz_format.c src/format/[!lm]*.c src/base/error.c src/base/text.c \
- *		src/sys/os.c -ljansson -o fuzz && ./fuzz tests/fuzz/corpus
+ *		src/sys/os.c -o fuzz && ./fuzz tests/fuzz/corpus
  */
 #include <dirent.h>
 #include <stdbool.h>
@@ -73,6 +73,7 @@ static const char *const pieces[] = {
 	"\"F4\"", "\"U8\"", "\"__metadata__\"", "\"weight_map\"", "..", "/", "./", " ", "\xff",
 	"\xe2\x82\xac", "1e9", "[]", "{}",
 	"\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+	"\"a\":[\"U8\",[0],[0,0]]", "{\"U8\":null}", "18446744073709551615",
 };
 
 static size_t put(uint8_t *bytes, size_t size, size_t at, const void *piece, size_t length,

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdbool.h>
 #include "format/dtype.h"
-#include "format/json.h"
 #include "format/safetensors.h"
 #include "sys/fault.h"
 #include "test.h"
@@ -156,7 +155,8 @@ TEST(other_kinds_of_files_are_recognised)
 TEST(an_empty_table)
 {
 	static const char *const headers[] = {
-		"{}", "{}      ", "{ \t\r\n}\n", "{\"__metadata__\":{}}", "{\"__metadata__\":null}",
+		"{}", "{}      ", "{ \t\r\n}\n", " \n{}", "{\"__metadata__\":{}}",
+		"{\"__metadata__\":null}",
 	};
 
 	for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
@@ -164,6 +164,8 @@ TEST(an_empty_table)
 
 		CHECK_EQ(table->count, 0);
 		CHECK_EQ(table->metadata_count, 0);
+		/* Empty metadata is some, null is none. */
+		CHECK_EQ(table->metadata != NULL, strstr(headers[i], ":{}") != NULL);
 		free(table);
 	}
 }
@@ -189,7 +191,7 @@ TEST(every_dtype)
 
 		CHECK_TEXT(pen_dtype_name(i), known[i].name);
 		CHECK_EQ(pen_dtype_bits(i), known[i].bits);
-		CHECK_EQ(dtype_parse(known[i].name), i);
+		CHECK_EQ(dtype_parse(known[i].name, strlen(known[i].name)), i);
 		snprintf(header, sizeof(header),
 			 "{\"a\":{\"dtype\":\"%s\",\"shape\":[3,8],\"data_offsets\":[0,%llu]}}",
 			 known[i].name, (unsigned long long)bytes);
@@ -200,8 +202,10 @@ TEST(every_dtype)
 	}
 	CHECK(!pen_dtype_name(-1) && !pen_dtype_name(PEN_DTYPES));
 	CHECK(!pen_dtype_bits(-1) && !pen_dtype_bits(PEN_DTYPES));
-	CHECK_EQ(dtype_parse("f32"), -1);
-	CHECK_EQ(dtype_parse(""), -1);
+	CHECK_EQ(dtype_parse("f32", 3), -1);
+	CHECK_EQ(dtype_parse("F32\0", 4), -1);
+	CHECK_EQ(dtype_parse("F3", 2), -1);
+	CHECK_EQ(dtype_parse("", 0), -1);
 }
 
 TEST(tensors_in_the_order_of_their_bytes)
@@ -260,14 +264,107 @@ TEST(fields_that_nobody_knows_are_ignored)
 	free(table);
 }
 
+TEST(of_the_same_names_the_last_one_counts)
+{
+	/* The first would be refused by itself: only its form is looked at. */
+	struct safetensors *table =
+		good("{\"a\":{\"dtype\":\"F32\",\"shape\":[9],\"data_offsets\":[7,3]},"
+		     "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]},"
+		     "\"\\u0061\":{" ONE "}}", 3);
+
+	CHECK_EQ(table->count, 2);
+	CHECK_TEXT(table->tensors[0].name, "a");
+	CHECK_EQ(table->tensors[0].dtype, PEN_U8);
+	CHECK(table->by_name[0] == &table->tensors[0] && table->by_name[1] == &table->tensors[1]);
+	free(table);
+	table = good("{\"__metadata__\":{\"k\":\"1\",\"j\":\"2\",\"k\":\"3\"}}", 0);
+	CHECK_EQ(table->metadata_count, 2);
+	CHECK_TEXT(table->metadata[0].key, "j");
+	CHECK_TEXT(table->metadata[1].key, "k");
+	CHECK_TEXT(table->metadata[1].value, "3");
+	free(table);
+	bad("{\"a\":{\"dtype\":\"U9\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{" ONE "}}", 1, 9,
+	    "unknown dtype");
+}
+
+TEST(texts_may_hold_nul)
+{
+	struct safetensors *table =
+		good("{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+		     "\"a\":{" ONE "},\"__metadata__\":{\"k\\u0000\":\"\\u0000v\",\"k\":\"\"}}", 1);
+
+	CHECK_EQ(table->count, 2);
+	CHECK_EQ(table->tensors[0].name_length, 3);
+	CHECK(!memcmp(table->tensors[0].name, "a\0b", 4));
+	CHECK_TEXT(table->by_name[0]->name, "a");
+	CHECK_EQ(table->by_name[0]->name_length, 1);
+	CHECK(table->by_name[1] == &table->tensors[0]);
+	CHECK_EQ(table->metadata_count, 2);
+	CHECK(table->metadata[0].key_length == 2 && !memcmp(table->metadata[0].key, "k\0", 3));
+	CHECK(table->metadata[0].value_length == 2 && !memcmp(table->metadata[0].value, "\0v", 3));
+	free(table);
+	bad("{\"a\\u0000b\":1}", 0, 9, "tensor \"a\xe2\x90\x80" "b\" is not described");
+}
+
+/* As serde reads structures and enumerations, and so the reference. */
+TEST(fields_may_come_in_a_list)
+{
+	struct safetensors *table = good("{\"a\":[\"U8\",[2,1],[0,2]],"
+					 "\"b\":{\"dtype\":{\"F16\":null},\"shape\":[],"
+					 "\"data_offsets\":[2,4]}}", 4);
+
+	CHECK_EQ(table->tensors[0].rank, 2);
+	CHECK_EQ(table->tensors[0].bytes, 2);
+	CHECK_EQ(table->tensors[1].dtype, PEN_F16);
+	free(table);
+	bad("{\"a\":[\"U8\",[1]]}", 1, 9, "tensor \"a\" has no \"data_offsets\"");
+	bad("{\"a\":[]}", 1, 9, "tensor \"a\" has no \"dtype\"");
+	bad("{\"a\":[\"U8\",[1],[0,1],0]}", 1, 9, "more than dtype, shape and data_offsets");
+	bad("{\"a\":[{},[1],[0,1]]}", 1, 9, "has no \"dtype\" that is a text");
+	bad("{\"a\":[{\"U8\":{}},[1],[0,1]]}", 1, 9, "has no \"dtype\" that is a text");
+	bad("{\"a\":[{\"U8\":null,\"U8\":null},[1],[0,1]]}", 1, 9, "has no \"dtype\" that is");
+	bad("{\"a\":[{\"U9\":null},[1],[0,1]]}", 1, 9, "unknown dtype \"U9\"");
+}
+
 TEST(large_numbers_of_nothing)
 {
 	struct safetensors *table = good("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,0],"
-					 "\"shape\":[0,9223372036854775807,2,9]}}", 0);
+					 "\"shape\":[0,18446744073709551615,2,9]}}", 0);
 
 	CHECK_EQ(table->tensors[0].bytes, 0);
-	CHECK_EQ(table->tensors[0].shape[1], INT64_MAX);
+	CHECK_EQ(table->tensors[0].shape[1], UINT64_MAX);
 	free(table);
+}
+
+TEST(numbers_that_nobody_reads)
+{
+	static const char *const taken[] = {
+		"-0", "1.5", "1E+5", "1e-999999999999", "0e999999999999", "18446744073709551616",
+		"1e308", "17976931348623157e292", "-17976931348623157e292", "0.0001e311",
+	};
+	static const char *const large[] = {
+		"1e309", "-1e309", "17976931348623158e292", "1e999999999999",
+		"223456789012345678901e288",
+	};
+	static const char *const wrong[] = { "-",  "1.",  ".1",   "+1",	 "1e",
+					     "1e+", "1.e1", "--1", "-01" };
+	char header[200];
+
+	for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++) {
+		snprintf(header, sizeof(header), "{\"a\":{" ONE ",\"x\":%s}}", taken[i]);
+		free(good(header, 1));
+	}
+	for (size_t i = 0; i < sizeof(large) / sizeof(large[0]); i++) {
+		snprintf(header, sizeof(header), "{\"a\":{" ONE ",\"x\":%s}}", large[i]);
+		bad(header, 1, 64, "number that is too large");
+	}
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		int rc;
+
+		snprintf(header, sizeof(header), "{\"a\":{" ONE ",\"x\":%s}}", wrong[i]);
+		parse(header, strlen(header), 1, &rc);
+		is_refused(header, strlen(header), rc, err.offset, "not valid JSON");
+	}
 }
 
 TEST(a_header_as_long_as_may_be)
@@ -316,25 +413,37 @@ TEST(what_is_no_json_is_refused)
 	size_t start = sizeof(deep) - 1;
 
 	bad("", 0, 8, "does not begin with {");
-	bad(" {}", 0, 8, "does not begin with {");
-	bad("[]", 0, 8, "does not begin with {");
+	bad(" ", 0, 9, "does not begin with {");
+	bad(" []", 0, 9, "does not begin with {");
 	bad("\xef\xbb\xbf{}", 0, 8, "does not begin with {");
 	bad("{", 0, 9, "ends in the middle");
 	bad("{\"a\"", 0, 12, "ends in the middle");
+	bad("{\"a\":", 0, 13, "ends in the middle");
 	bad("{\"a", 0, 11, "ends in the middle");
-	bad("{}x", 0, 11, "not valid JSON");
-	bad("{}{}", 0, 11, "not valid JSON");
-	bad("{\"a\":1,}", 0, 16, "not valid JSON");
-	bad("{/**/}", 0, 10, "not valid JSON");
-	bad("{}\f", 0, 11, "not valid JSON");
-	bad("{'a':1}", 0, 10, "not valid JSON");
-	bad("{\"a\1\":{" ONE "}}", 1, 11, "not valid JSON");
-	bad("{\"a\":{\"dtype\":\"U8\",\"shape\":[01],\"data_offsets\":[0,1]}}", 1, 37, "not valid");
-	bad("{\"a\":1e999}", 0, 18, "number that is too large");
-	bad("{\"a\":{\"dtype\":\"U8\",\"shape\":[0,9223372036854775808],"
-	    "\"data_offsets\":[0,0]}}", 0, 57, "number that is too large");
-	bad_bytes("{}\0\0", 4, 0, 11, "not valid JSON");
-	bad_bytes("{\0}", 3, 0, 10, "not valid JSON");
+	bad("{}x", 0, 10, "not valid JSON: the end should be where 'x' is");
+	bad("{}{}", 0, 10, "not valid JSON: the end should be where '{' is");
+	bad("{\"a\":{" ONE "},}", 1, 61, "not valid JSON: a text in quotes should be where '}' is");
+	bad("{/**/}", 0, 9, "not valid JSON: a text in quotes");
+	bad("{}\f", 0, 10, "not valid JSON: the end should be where the byte 0x0c is");
+	bad("{'a':1}", 0, 9, "not valid JSON");
+	bad("{\"a\" 1}", 0, 13, "not valid JSON: a : should be where '1' is");
+	bad("{\"a\":}", 0, 13, "not valid JSON: a value should be where '}' is");
+	bad("{\"a\":{" ONE "]}", 1, 59, "not valid JSON: a , or } should be where ']' is");
+	bad("{\"a\1\":{" ONE "}}", 1, 11, "not valid JSON: a control character is in a text");
+	bad("{\"a\\x\":{" ONE "}}", 1, 11, "not valid JSON: an escape in a text");
+	bad("{\"a\":{\"dtype\":\"U8\",\"shape\":[01],\"data_offsets\":[0,1]}}", 1, 36,
+	    "not valid JSON: a number begins with 0");
+	bad("{\"a\":{\"dtype\":\"U8\",\"shape\":[1,],\"data_offsets\":[0,1]}}", 1, 38,
+	    "not valid JSON: a value should be where ']' is");
+	bad("{\"a\":{" ONE ",\"x\":1e999}}", 1, 64, "number that is too large");
+	bad("{\"a\":{" ONE ",\"x\":tru}}", 1, 67, "not valid JSON: true, false or null");
+	bad_bytes("{}\0\0", 4, 0, 10, "not valid JSON");
+	bad_bytes("{\0}", 3, 0, 9, "not valid JSON");
+	/* What a reader of C strings would take for the end of the number or the word. */
+	bad_bytes("{\"a\":{" ONE ",\"x\":1\0}}", sizeof("{\"a\":{" ONE ",\"x\":1\0}}") - 1, 1, 65,
+		  "not valid JSON: a , or } should be where the byte 0x00 is");
+	bad_bytes("{\"a\":{" ONE ",\"x\":true\0}}", sizeof("{\"a\":{" ONE ",\"x\":true\0}}") - 1, 1,
+		  68, "not valid JSON: a , or } should be where the byte 0x00 is");
 	/* As deep as the reference allows, and one deeper. */
 	memcpy(header, deep, start);
 	memset(header + start, '[', 125);
@@ -369,26 +478,19 @@ TEST(bad_utf_8_is_refused)
 		/* Of a sequence that goes wrong, any byte may be named. */
 		CHECK(err.offset >= 10 && err.offset <= 16);
 	}
-	bad("{\"\\ud800\":{" ONE "}}", 1, 17, "not valid JSON");
-	bad("{\"\\udc00\":{" ONE "}}", 1, 17, "not valid JSON");
+	bad("{\"\\ud800\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
+	bad("{\"\\udc00\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
+	bad("{\"\\ud800\\u0041\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
 }
 
-TEST(keys_that_come_twice_are_refused)
+TEST(fields_that_come_twice_are_refused)
 {
-	bad("{\"a\":{" ONE "},\"a\":{" ONE "}}", 1, 64, "key twice, near '\"a\"'");
-	bad("{\"a\":{" ONE ",\"dtype\":\"U8\"}}", 1, 67, "key twice, near '\"dtype\"'");
-	bad("{\"a\":{" ONE ",\"x\":1,\"x\":2}}", 1, 69, "key twice, near '\"x\"'");
-	bad("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, 36, "key twice, near '\"k\"'");
-	bad("{\"__metadata__\":{},\"__metadata__\":{}}", 0, 41, "key twice");
-	/* Twice is twice, however it is spelled. */
-	bad("{\"a\":{" ONE "},\"\\u0061\":{" ONE "}}", 1, 69, "key twice");
-}
-
-TEST(texts_with_nul_are_refused)
-{
-	bad("{\"a\\u0000b\":{" ONE "}}", 1, 19, "NUL");
-	bad("{\"__metadata__\":{\"a\\u0000\":\"\"}}", 0, 34, "NUL");
-	bad("{\"__metadata__\":{\"a\":\"\\u0000\"}}", 0, 37, "NUL");
+	bad("{\"a\":{" ONE ",\"dtype\":\"U8\"}}", 1, 9, "tensor \"a\" has its \"dtype\" twice");
+	bad("{\"a\":{" ONE ",\"\\u0073hape\":[1]}}", 1, 9, "has its \"shape\" twice");
+	bad("{\"a\":{" ONE ",\"data_offsets\":[0,1]}}", 1, 9, "has its \"data_offsets\" twice");
+	bad("{\"__metadata__\":{},\"__metadata__\":{}}", 0, 27, "__metadata__ twice");
+	bad("{\"__metadata__\":null,\"__metadata__\":{}}", 0, 29, "__metadata__ twice");
+	free(good("{\"a\":{" ONE ",\"x\":1,\"x\":{\"y\":1,\"y\":2}}}", 1));
 }
 
 TEST(metadata_must_be_texts)
@@ -409,7 +511,7 @@ TEST(fields_must_be_there_and_of_their_type)
 		{ "\"dtype\":\"U8\",\"data_offsets\":[0,1]", "has no \"shape\"" },
 		{ "\"dtype\":\"U8\",\"shape\":[1]", "has no \"data_offsets\"" },
 		{ "\"dtype\":8,\"shape\":[1],\"data_offsets\":[0,1]", "has no \"dtype\"" },
-		{ "\"dtype\":{\"U8\":null},\"shape\":[1],\"data_offsets\":[0,1]",
+		{ "\"dtype\":{\"U8\":1},\"shape\":[1],\"data_offsets\":[0,1]",
 		  "has no \"dtype\"" },
 		{ "\"dtype\":\"u8\",\"shape\":[1],\"data_offsets\":[0,1]", "unknown dtype \"u8\"" },
 		{ "\"dtype\":\"F8_E4M3FN\",\"shape\":[1],\"data_offsets\":[0,1]",
@@ -418,6 +520,9 @@ TEST(fields_must_be_there_and_of_their_type)
 		{ "\"dtype\":\"U8\",\"shape\":{},\"data_offsets\":[0,1]", "has no \"shape\"" },
 		{ "\"dtype\":\"U8\",\"shape\":[1,-1],\"data_offsets\":[0,1]", "number 2 is not" },
 		{ "\"dtype\":\"U8\",\"shape\":[1.0],\"data_offsets\":[0,1]", "number 1 is not" },
+		{ "\"dtype\":\"U8\",\"shape\":[-0],\"data_offsets\":[0,0]", "number 1 is not" },
+		{ "\"dtype\":\"U8\",\"shape\":[18446744073709551616],\"data_offsets\":[0,1]",
+		  "number 1 is not" },
 		{ "\"dtype\":\"U8\",\"shape\":[\"1\"],\"data_offsets\":[0,1]", "number 1 is not" },
 		{ "\"dtype\":\"U8\",\"shape\":[null],\"data_offsets\":[0,1]", "number 1 is not" },
 		{ "\"dtype\":\"U8\",\"shape\":[[1]],\"data_offsets\":[0,1]", "number 1 is not" },
@@ -437,7 +542,6 @@ TEST(fields_must_be_there_and_of_their_type)
 		bad(header, 1, 9, cases[i].words);
 		CHECK(strstr(err.message, "tensor \"it\"") != NULL);
 	}
-	bad("{\"it\":[\"U8\",[1],[0,1]]}", 1, 9, "tensor \"it\" is not described by");
 	bad("{\"it\":null}", 0, 9, "tensor \"it\" is not described by");
 	bad("{\"ok\":{" ONE "},\"it\":1}", 1, 62, "tensor \"it\" is not described by");
 }
@@ -463,6 +567,7 @@ TEST(sizes_must_match)
 		{ "F64", "4611686018427387904", "0,0", 0, "more bytes than 64 bits" },
 		{ "F4", "9223372036854775807", "0,0", 0, "more bytes than 64 bits" },
 		{ "U8", "1", "1,0", 1, "begins at 1, after its end at 0" },
+		{ "U8", "1", "18446744073709551615,0", 1, "after its end at 0" },
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -519,17 +624,12 @@ TEST(names_in_messages_are_as_they_are_and_short)
 	char header[2000] = "{\"\\u001b[31m", long_name[600];
 
 	strcat(header, "\":1}");
-	bad(header, 0, -1, "tensor \"\x1b[31m\" is not");
+	bad(header, 0, 9, "tensor \"\x1b[31m\" is not");
 	memset(long_name, 'n', sizeof(long_name));
 	long_name[sizeof(long_name) - 1] = 0;
 	snprintf(header, sizeof(header), "{\"%s.end\":1}", long_name);
 	bad(header, 0, 9, "nnn.end\" is not described by a JSON object");
 	CHECK(strstr(err.message, "\"...nn") != NULL);
-}
-
-static int fail_json(const char *name)
-{
-	return strcmp(name, "json_loadb") ? 0 : ENOMEM;
 }
 
 static int fail_malloc(const char *name)
@@ -542,29 +642,11 @@ TEST(without_memory_it_says_so)
 	struct safetensors *table;
 	const char *header = "{\"a\":{" ONE "}}";
 
-	sys_fault_hook = fail_json;
-	CHECK_EQ(safetensors_parse(NAME, header, strlen(header), 9 + strlen(header), &table, &err),
-		 -ENOMEM);
-	CHECK(!table && err.code == -ENOMEM && err.domain == PEN_DOMAIN_ERRNO);
 	sys_fault_hook = fail_malloc;
 	CHECK_EQ(safetensors_parse(NAME, header, strlen(header), 9 + strlen(header), &table, &err),
 		 -ENOMEM);
-	CHECK(!table && err.code == -ENOMEM && err.message[0]);
-}
-
-/* Finding a key again for the sake of a message must not stumble over anything. */
-TEST(a_key_is_found_again)
-{
-	const char *text = "{\"x\":\"a\",\"ba\":1,\"a\" \t:2}";
-
-	CHECK_EQ(format_json_find(text, strlen(text), "a"), 16);
-	CHECK_EQ(format_json_find(text, strlen(text), "x"), 1);
-	CHECK_EQ(format_json_find(text, strlen(text), "nowhere"), -1);
-	CHECK_EQ(format_json_find(text, strlen(text), ""), -1);
-	CHECK_EQ(format_json_find("{\"\":1}", 6, ""), 1);
-	CHECK_EQ(format_json_find("", 0, ""), -1);
-	CHECK_EQ(format_json_find("\"a\"", 3, "a"), -1);
-	CHECK_EQ(format_json_find("\"a", 2, "a"), -1);
+	CHECK(!table && err.code == -ENOMEM && err.domain == PEN_DOMAIN_ERRNO);
+	CHECK(err.message[0]);
 }
 
 TEST_MAIN

@@ -94,6 +94,20 @@ TEST(foreign_text_that_is_cut_ends_between_characters)
 	CHECK_EQ(text_escape(NULL, 0, text), 9);
 }
 
+TEST(texts_that_hold_nul)
+{
+	char shown[20];
+
+	CHECK_EQ(text_escape_bytes(shown, sizeof(shown), "a\0\xc3\0", 4), 13);
+	CHECK_TEXT(shown, "a\\x00\\xc3\\x00");
+	CHECK_EQ(text_escape_bytes(shown, sizeof(shown), "", 0), 0);
+	CHECK_TEXT(shown, "");
+	CHECK_EQ(text_order("a\0b", 3, "a\0b", 3), 0);
+	CHECK(text_order("a\0b", 3, "a", 1) > 0 && text_order("a", 1, "a\0", 2) < 0);
+	CHECK(text_order("a\0b", 3, "a\0c", 3) < 0 && text_order("\xff", 1, "a", 1) > 0);
+	CHECK(text_order("", 0, "a", 1) < 0 && text_order("", 0, "", 0) == 0);
+}
+
 TEST(sizes_have_units_of_1024_and_of_1000)
 {
 	static const struct {
