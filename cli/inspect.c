@@ -65,13 +65,27 @@ static unsigned int alignment(uint64_t offset)
 
 /* ----------------------------------------------------------------------------------- JSON -- */
 
+static void add_metadata(json_t *object, const struct pen_metadata *pair)
+{
+	json_t *value = report_text_bytes(pair->value, pair->value_length);
+	size_t size = TEXT_ESCAPE_GROWTH * pair->key_length + 1;
+	char *shown = NULL;
+
+	/* Names of members are C strings in jansson: one with a NUL is told as people see it. */
+	if (strlen(pair->key) != pair->key_length)
+		shown = malloc(size);
+	if (shown)
+		text_escape_bytes(shown, size, pair->key, pair->key_length);
+	json_object_set_new(object, shown ? shown : pair->key, value);
+	free(shown);
+}
+
 static json_t *file_json(const struct pen_model_file *file)
 {
 	json_t *object = json_object(), *metadata = json_object();
 
 	for (size_t i = 0; i < file->metadata_count; i++)
-		json_object_set_new(metadata, file->metadata[i].key,
-				    report_text(file->metadata[i].value));
+		add_metadata(metadata, &file->metadata[i]);
 	json_object_set_new(object, "name", report_text(file->name));
 	json_object_set_new(object, "path", report_text(file->path));
 	json_object_set_new(object, "bytes", report_number(file->size));
@@ -86,7 +100,7 @@ static json_t *tensor_json(const struct pen_tensor *tensor, const struct pen_mod
 
 	for (uint32_t i = 0; i < tensor->rank; i++)
 		json_array_append_new(shape, report_number(tensor->shape[i]));
-	json_object_set_new(object, "name", report_text(tensor->name));
+	json_object_set_new(object, "name", report_text_bytes(tensor->name, tensor->name_length));
 	json_object_set_new(object, "dtype", json_string(pen_dtype_name(tensor->dtype)));
 	json_object_set_new(object, "shape", shape);
 	json_object_set_new(object, "bytes", report_number(tensor->bytes));
@@ -142,7 +156,8 @@ static int name_width(const struct listing *list)
 	int width = 4;
 
 	for (size_t i = 0; i < list->count; i++) {
-		int length = (int)text_escape(NULL, 0, list->tensors[i]->name);
+		int length = (int)text_escape_bytes(NULL, 0, list->tensors[i]->name,
+						    list->tensors[i]->name_length);
 
 		if (length > width)
 			width = length < NAME_WIDTH ? length : NAME_WIDTH;
@@ -171,7 +186,7 @@ static void print_tensors(const struct listing *list)
 		const struct pen_tensor *tensor = list->tensors[i];
 
 		printf("  ");
-		report_name(tensor->name, width);
+		report_name_bytes(tensor->name, tensor->name_length, width);
 		printf("  %-11s  ", pen_dtype_name(tensor->dtype));
 		print_shape(tensor, 16);
 		printf("  %13llu  %4u  %14llu  %5u\n", (unsigned long long)tensor->bytes,
@@ -193,10 +208,12 @@ static void print_files(const struct listing *list)
 		       report_bytes(files[i].size, size, sizeof(size)),
 		       (unsigned long long)files[i].size, (unsigned long long)files[i].data);
 		for (size_t j = 0; j < files[i].metadata_count; j++) {
+			const struct pen_metadata *pair = &files[i].metadata[j];
+
 			printf("          ");
-			report_name(files[i].metadata[j].key, 0);
+			report_name_bytes(pair->key, pair->key_length, 0);
 			printf(": ");
-			report_name(files[i].metadata[j].value, 0);
+			report_name_bytes(pair->value, pair->value_length, 0);
 			putchar('\n');
 		}
 	}

@@ -4,18 +4,65 @@
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/error.h"
 #include "base/text.h"
 #include "keys.h"
 
 #define NAMES_TOLD 3
 
-static bool matches(const struct option_list *globs, const char *name)
+/* What a name must begin and end with to match; what is between is the work of fnmatch(). */
+struct glob {
+	const char *text;
+	size_t begin, end;	/* its first and last letters that stand for themselves: how many */
+	bool plain;		/* it has no others */
+};
+
+static struct glob prepare(const char *text)
 {
-	for (size_t i = 0; i < globs->count; i++)
-		if (!fnmatch(globs->items[i], name, 0))
-			return true;
-	return !globs->count;
+	struct glob glob = { .text = text, .begin = strcspn(text, "*?[\\") };
+
+	glob.plain = !text[glob.begin];
+	for (const char *at = text; *at; at++)
+		glob.end = strchr("*?[]\\", *at) ? 0 : glob.end + 1;
+	return glob;
+}
+
+static bool matches(const struct glob *glob, const char *name, size_t length)
+{
+	size_t tail = strlen(glob->text) - glob->end;
+
+	if (glob->begin > length || memcmp(glob->text, name, glob->begin))
+		return false;
+	if (glob->plain)
+		return glob->begin == length;
+	if (glob->end > length || memcmp(glob->text + tail, name + length - glob->end, glob->end))
+		return false;
+	return !fnmatch(glob->text, name, 0);
+}
+
+/* No argument of a command holds a NUL. In a name it is a letter that only * and ? match. */
+static char *without_nul(const struct pen_tensor *tensor)
+{
+	char *name = malloc(tensor->name_length + 1);
+
+	if (name)
+		memcpy(name, tensor->name, tensor->name_length + 1);
+	for (size_t i = 0; name && i < tensor->name_length; i++)
+		if (!name[i])
+			name[i] = '\1';
+	return name;
+}
+
+static bool any_matches(const struct glob *globs, size_t count, const struct pen_tensor *tensor)
+{
+	bool has_nul = strlen(tensor->name) != tensor->name_length, found = !count;
+	char *copy = has_nul ? without_nul(tensor) : NULL;
+
+	for (size_t i = 0; i < count && !found; i++)
+		found = matches(&globs[i], copy ? copy : tensor->name, tensor->name_length);
+	free(copy);
+	return found;
 }
 
 static int no_match(const struct option_list *globs, const struct pen_model *model,
@@ -47,13 +94,19 @@ int keys_select(const struct option_list *globs, const struct pen_model *model, 
 {
 	const struct pen_tensor *tensors;
 	size_t all = pen_model_tensors(model, &tensors);
+	struct glob *prepared = calloc(globs->count + 1, sizeof(prepared[0]));
 
 	*count = 0;
 	*chosen = calloc(all + 1, sizeof((*chosen)[0]));
-	if (!*chosen)
+	if (!*chosen || !prepared) {
+		free(prepared);
 		return error_sys(err, -ENOMEM, "list", path, -1);
+	}
+	for (size_t i = 0; i < globs->count; i++)
+		prepared[i] = prepare(globs->items[i]);
 	for (size_t i = 0; i < all; i++)
-		if (matches(globs, tensors[i].name))
+		if (any_matches(prepared, globs->count, &tensors[i]))
 			(*chosen)[(*count)++] = &tensors[i];
+	free(prepared);
 	return globs->count && !*count ? no_match(globs, model, path, err) : 0;
 }

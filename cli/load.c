@@ -405,7 +405,8 @@ static json_t *hashes_json(const struct load *load)
 	for (size_t i = 0; i < load->count; i++) {
 		json_t *entry = json_object();
 
-		json_object_set_new(entry, "name", report_text(load->tensors[i]->name));
+		json_object_set_new(entry, "name", report_text_bytes(load->tensors[i]->name,
+							     load->tensors[i]->name_length));
 		json_object_set_new(entry, "hash", json_string(load->hashes[i]));
 		json_array_append_new(list, entry);
 	}
@@ -447,7 +448,7 @@ static void print_hashes(const struct load *load)
 {
 	for (size_t i = 0; i < load->count; i++) {
 		printf("%s  ", load->hashes[i]);
-		report_name(load->tensors[i]->name, 0);
+		report_name_bytes(load->tensors[i]->name, load->tensors[i]->name_length, 0);
 		putchar('\n');
 	}
 }

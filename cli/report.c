@@ -78,10 +78,10 @@ static void add_up(const struct report *report, struct pen_report *all)
 
 /* ----------------------------------------------------------------------------------- JSON -- */
 
-json_t *report_text(const char *text)
+json_t *report_text_bytes(const char *text, size_t length)
 {
-	json_t *value = json_string(text);
-	size_t size = TEXT_ESCAPE_GROWTH * strlen(text) + 1;
+	json_t *value = json_stringn(text, length);
+	size_t size = TEXT_ESCAPE_GROWTH * length + 1;
 	char *shown;
 
 	/* File names are bytes. One that is no UTF-8 is told as people see it. */
@@ -90,10 +90,15 @@ json_t *report_text(const char *text)
 	shown = malloc(size);
 	if (!shown)
 		return json_null();
-	text_escape(shown, size, text);
+	text_escape_bytes(shown, size, text, length);
 	value = json_string(shown);
 	free(shown);
 	return value;
+}
+
+json_t *report_text(const char *text)
+{
+	return report_text_bytes(text, strlen(text));
 }
 
 json_t *report_number(uint64_t number)
@@ -269,14 +274,14 @@ char *report_seconds(double seconds, char *to, size_t size)
 	return to;
 }
 
-void report_name(const char *name, int width)
+void report_name_bytes(const char *name, size_t length, int width)
 {
-	size_t size = TEXT_ESCAPE_GROWTH * strlen(name) + 1;
+	size_t size = TEXT_ESCAPE_GROWTH * length + 1;
 	char *shown = malloc(size);
 	int letters = 0;
 
 	if (shown)
-		text_escape(shown, size, name);
+		text_escape_bytes(shown, size, name, length);
 	for (const char *at = shown ? shown : "?"; *at; at++) {
 		putchar(*at);
 		letters += (*at & 0xc0) != 0x80;	/* what shows, not bytes */
@@ -284,6 +289,11 @@ void report_name(const char *name, int width)
 	free(shown);
 	if (letters < width)
 		printf("%*s", width - letters, "");
+}
+
+void report_name(const char *name, int width)
+{
+	report_name_bytes(name, strlen(name), width);
 }
 
 void report_warnings_text(const struct pen_model *model)

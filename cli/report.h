@@ -42,9 +42,11 @@ void report_paths_text(const struct pen_report *read, const struct pen_report *w
 json_t *report_warnings(const struct pen_model *model);
 void report_warnings_text(const struct pen_model *model);
 
-/* For other reports: text that need not be UTF-8, numbers that may be too large or not finite,
- * and a list of paths; `direction` may be NULL. The last prints an object and releases it. */
+/* For other reports: text that need not be UTF-8 and, in the second, may hold a NUL, numbers that
+ * may be too large or not finite, and a list of paths; `direction` may be NULL. The last prints an
+ * object and releases it. */
 json_t *report_text(const char *text);
+json_t *report_text_bytes(const char *text, size_t length);
 json_t *report_number(uint64_t number);
 json_t *report_real(double value);
 json_t *report_paths(json_t *list, const char *direction, const struct pen_path *paths,
@@ -62,8 +64,9 @@ char *report_seconds(double seconds, char *to, size_t size);
 
 /*
  * Print what others have named, with nothing in it that a terminal obeys (text_escape), and spaces
- * up to a column of `width`.
+ * up to a column of `width`. The second is for names that may hold a NUL.
  */
 void report_name(const char *name, int width);
+void report_name_bytes(const char *name, size_t length, int width);
 
 #endif

@@ -825,6 +825,12 @@ static PyObject *numbers(const uint64_t *values, uint32_t count)
 	return tuple;
 }
 
+/* It may hold a NUL. */
+static PyObject *text_of(const char *text, size_t length)
+{
+	return PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
+}
+
 static PyObject *model_tensors(PyObject *self, PyObject *unused)
 {
 	const struct pen_tensor *tensors;
@@ -834,7 +840,9 @@ static PyObject *model_tensors(PyObject *self, PyObject *unused)
 	(void)unused;
 	for (size_t i = 0; list && i < count; i++) {
 		const struct pen_tensor *tensor = &tensors[i];
-		PyObject *entry = Py_BuildValue("(siNKIK)", tensor->name, tensor->dtype,
+		PyObject *entry = Py_BuildValue("(NiNKIK)", text_of(tensor->name,
+								  tensor->name_length),
+						tensor->dtype,
 						numbers(tensor->shape, tensor->rank),
 						U64(tensor->bytes), tensor->file,
 						U64(tensor->offset));
@@ -851,10 +859,13 @@ static PyObject *metadata(const struct pen_model_file *file)
 	PyObject *dict = file->metadata ? PyDict_New() : Py_NewRef(Py_None);
 
 	for (size_t i = 0; dict && i < file->metadata_count; i++) {
-		PyObject *value = PyUnicode_FromString(file->metadata[i].value);
+		const struct pen_metadata *pair = &file->metadata[i];
+		PyObject *key = text_of(pair->key, pair->key_length);
+		PyObject *value = text_of(pair->value, pair->value_length);
 
-		if (!value || PyDict_SetItemString(dict, file->metadata[i].key, value))
+		if (!key || !value || PyDict_SetItem(dict, key, value))
 			Py_CLEAR(dict);
+		Py_XDECREF(key);
 		Py_XDECREF(value);
 	}
 	return dict;

@@ -94,8 +94,6 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"names and metadata are Unicode, which {ascii(text)} is not") from None
-    if "\0" in text:
-        raise ValueError(f"names and metadata cannot hold a NUL character: {text!r}")
 
 
 def _check_shared(pieces: list[_Piece]) -> None:

@@ -166,6 +166,26 @@ def test_names_cannot_command_the_terminal(penstock, tmp_path):
     assert {entry["name"] for entry in inspect(penstock, path)["tensors"]} == set(names)
 
 
+def test_names_that_hold_nul(penstock, tmp_path):
+    names = {"a": "a", "a\0": r"a\x00", "a\0b": r"a\x00b"}
+    header = {"__metadata__": {"k\0": "v\0w", "k": "x"}}
+    for i, name in enumerate(names):
+        header[name] = {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]}
+    path = write(tmp_path / "x.safetensors", header, bytes(len(names)))
+    out = penstock.ok("inspect", path).out
+    for shown in names.values():
+        assert re.search(rf"^  {re.escape(shown)} +U8 ", out, re.M), shown
+    assert "\0" not in out and r"k\x00: v\x00w" in out and "k: x" in out
+    found = inspect(penstock, path)
+    assert [entry["name"] for entry in found["tensors"]] == list(names)
+    assert found["files"][0]["metadata"] == {r"k\x00": "v\0w", "k": "x"}
+    hashes = penstock.ok("load", "-d", "host", "--hash", path).out
+    assert re.search(r"  a\\x00b$", hashes, re.M)
+    for glob, chosen in (("a", ["a"]), ("a?b", ["a\0b"]), ("a*", list(names)), ("*b", ["a\0b"])):
+        listed = inspect(penstock, path, "-k", glob)["tensors"]
+        assert [entry["name"] for entry in listed] == chosen
+
+
 def test_scalars_empty_tensors_and_empty_files(penstock, tmp_path):
     path = write(tmp_path / "a.safetensors", {
         "scalar": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
