@@ -481,6 +481,7 @@ def test_what_is_no_header(tmp_path):
              "{/**/}", "{}//", "{}\f", "{}\v", "{}\0", "\0{}", "{\0}", "\ufeff{}",
              '{"a\tb":%s}' % ONE, '{"a\nb":%s}' % ONE, '{"\\x":%s}' % ONE, '{"\\u12":%s}' % ONE,
              '{"\\ud800":%s}' % ONE, '{"\\udc00":%s}' % ONE, '{"\\ud800\\u0041":%s}' % ONE,
+             '{"\\ud800\\ud800":%s}' % ONE, '{"\\udc00\\udc00":%s}' % ONE, '{"\\ud8":%s}' % ONE,
              '{"a":NaN}', '{"a":{"x":NaN}}', '{"a":%s' % ONE, '{"a":%s]' % ONE,
              '{"__metadata__":[]}', '{"__metadata__":1}', '{"__metadata__":"a"}',
              '{"__metadata__":{"a":1}}', '{"__metadata__":{"a":null}}',

@@ -481,6 +481,8 @@ TEST(bad_utf_8_is_refused)
 	bad("{\"\\ud800\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
 	bad("{\"\\udc00\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
 	bad("{\"\\ud800\\u0041\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
+	bad("{\"\\udc00\\udc00\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
+	bad("{\"\\ud800\\ud800\":{" ONE "}}", 1, 10, "not valid JSON: an escape in a text");
 }
 
 TEST(fields_that_come_twice_are_refused)
