@@ -39,7 +39,9 @@
  *
  *   - A function returns 0, or a negative errno with the words in the pen_error it was given.
  *     Every `struct pen_error *` and every report pointer may be NULL.
- *   - The library never prints, never exits and never raises a signal on outside events.
+ *   - The library never prints, never exits and never raises a signal on outside events. (The
+ *     Python package maps files for loads to the host, where one that is cut meanwhile raises
+ *     SIGBUS in who looks at it; docs/python.md has the rules, and copy=True the promise.)
  *   - Functions may be called from any thread; one handle is used by one thread at a time, except
  *     pen_job_poll() and pen_job_cancel(), which may be called from any thread while the job lives.
  *     pen_job_cancel() is also safe in a signal handler.

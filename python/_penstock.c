@@ -14,6 +14,8 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include "base/text.h"
 #include "binding.h"
 
@@ -199,20 +201,30 @@ static PyType_Slot device_slots[] = {
 
 /* --------------------------------------------------------------------------------- Memory -- */
 
-/* Free what a device gave; with the GIL where that is sooner over than to get it back. */
-static void free_memory(struct pen_device *device, void *address, uint64_t size)
+/* Free what a device gave or the kernel mapped. */
+static void give_back(struct pen_device *device, void *address, uint64_t size, bool mapped)
+{
+	if (mapped)
+		munmap(address, size);
+	else
+		pen_device_free(device, address, size, NULL);
+}
+
+/* The same with the GIL in hand, which is kept where that is sooner over than to get it back. */
+static void free_memory(struct pen_device *device, void *address, uint64_t size, bool mapped)
 {
 	if (device_is_host(device) && size < FREED_SLOWLY) {
-		pen_device_free(device, address, size, NULL);
+		give_back(device, address, size, mapped);
 		return;
 	}
 	Py_BEGIN_ALLOW_THREADS
-	pen_device_free(device, address, size, NULL);
+	give_back(device, address, size, mapped);
 	Py_END_ALLOW_THREADS
 }
 
 /* A block with one holder. NULL with an exception; the memory is still the caller's then. */
-static struct block *block_new(struct pen_device *device, void *address, uint64_t size)
+static struct block *block_new(struct pen_device *device, void *address, uint64_t size,
+			       bool mapped)
 {
 	struct block *block = malloc(sizeof(*block));
 	struct pen_error err;
@@ -221,41 +233,79 @@ static struct block *block_new(struct pen_device *device, void *address, uint64_
 		PyErr_NoMemory();
 		return NULL;
 	}
+	*block = (struct block){ .address = address, .size = size, .mapped = mapped };
 	if (pen_device_open(pen_device_name(device), &block->device, &err)) {
 		free(block);
 		raise_error(&err);
 		return NULL;
 	}
-	atomic_init(&block->holders, 1);
-	block->address = address;
-	block->size = size;
+	atomic_init(&block->uses, 1);
+	block->readers_of = getpid();
 	return block;
 }
 
 struct block *block_hold(struct block *block)
 {
-	atomic_fetch_add_explicit(&block->holders, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&block->uses, 1, memory_order_relaxed);
 	return block;
 }
 
-void block_release(struct block *block)
+static void block_free(struct block *block)
 {
-	if (atomic_fetch_sub_explicit(&block->holders, 1, memory_order_acq_rel) != 1)
-		return;
-	pen_device_free(block->device, block->address, block->size, NULL);
+	give_back(block->device, block->address, block->size, block->mapped);
 	pen_device_close(block->device);
 	free(block);
 }
 
-/* A Memory that owns what is at the address; where there is none, it is freed. */
-static PyObject *memory_wrap(struct pen_device *device, void *address, uint64_t size)
+void block_release(struct block *block)
+{
+	uint64_t left = atomic_fetch_sub_explicit(&block->uses, 1, memory_order_acq_rel) - 1;
+
+	/* Readers that a fork left behind with the parent will never let go here. */
+	if (!left || (!(left % BLOCK_READER) && block->readers_of != getpid()))
+		block_free(block);
+}
+
+void block_hold_reader(struct block *block)
+{
+	atomic_fetch_add_explicit(&block->uses, BLOCK_READER, memory_order_relaxed);
+}
+
+void block_release_reader(struct block *block)
+{
+	if (atomic_fetch_sub_explicit(&block->uses, BLOCK_READER, memory_order_acq_rel) ==
+	    BLOCK_READER)
+		block_free(block);
+}
+
+bool block_is_held(struct block *block)
+{
+	return atomic_load_explicit(&block->uses, memory_order_relaxed) % BLOCK_READER;
+}
+
+bool block_has_readers(struct block *block)
+{
+	return atomic_load_explicit(&block->uses, memory_order_relaxed) >= BLOCK_READER;
+}
+
+void block_forget_readers(struct block *block)
+{
+	uint64_t uses = atomic_load_explicit(&block->uses, memory_order_relaxed);
+
+	if (block->readers_of == getpid())
+		return;
+	atomic_fetch_sub_explicit(&block->uses, uses - uses % BLOCK_READER, memory_order_relaxed);
+	block->readers_of = getpid();
+}
+
+PyObject *memory_wrap(struct pen_device *device, void *address, uint64_t size, bool mapped)
 {
 	struct memory *self = new_object(memory_type, sizeof(*self));
 
 	if (self)
-		self->block = block_new(device, address, size);
+		self->block = block_new(device, address, size, mapped);
 	if (!self || !self->block) {
-		free_memory(device, address, size);
+		free_memory(device, address, size, mapped);
 		Py_XDECREF((PyObject *)self);
 		return NULL;
 	}
@@ -277,7 +327,7 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 	Py_BEGIN_ALLOW_THREADS
 	rc = pen_device_alloc(device->handle, size, &address, &err);
 	Py_END_ALLOW_THREADS
-	return rc ? raise_error(&err) : memory_wrap(device->handle, address, size);
+	return rc ? raise_error(&err) : memory_wrap(device->handle, address, size, false);
 }
 
 static void memory_dealloc(PyObject *self)
@@ -320,6 +370,10 @@ static PyObject *memory_get_size(PyObject *self, void *unused)
 static PyMethodDef memory_methods[] = {
 	{ "array", memory_array, METH_VARARGS,
 	  "array(offset, dtype, shape) -> Array; dtype is an index into DTYPES." },
+	{ "read_ahead", memory_read_ahead, METH_VARARGS,
+	  "read_ahead([(offset, length)], ask) -> bool: have the pages of a mapped file brought "
+	  "in; with ask, only if some are not in the page cache. Was there anything to do?" },
+	{ "reading", memory_reading, METH_NOARGS, "Are pages still being brought in?" },
 	{ NULL },
 };
 
@@ -508,7 +562,7 @@ static void job_dealloc(PyObject *self)
 	}
 	forget(job);
 	if (job->allocated)
-		free_memory(job->device->handle, job->allocated, job->allocate);
+		free_memory(job->device->handle, job->allocated, job->allocate, false);
 	Py_XDECREF((PyObject *)job->device);
 	Py_XDECREF(job->keeps);
 	free_object(self);
@@ -684,7 +738,7 @@ static PyObject *job_memory(PyObject *self, PyObject *unused)
 		return NULL;
 	}
 	job->allocated = NULL;
-	return memory_wrap(job->device->handle, allocated, job->allocate);
+	return memory_wrap(job->device->handle, allocated, job->allocate, false);
 }
 
 static PyMethodDef job_methods[] = {
@@ -1228,6 +1282,8 @@ static PyObject *escape(PyObject *module, PyObject *bytes)
 static PyMethodDef functions[] = {
 	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
 	{ "stop_all", stop_all, METH_NOARGS, "Stop every job that nobody waits for." },
+	{ "map_file", map_file, METH_VARARGS,
+	  "map_file(device, fd, size) -> Memory; what is written to it never reaches the file." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
 	  "-> Job; an extent is (object, offset, address, length)." },

@@ -16,6 +16,7 @@
 #include <Python.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/types.h>
 #include "penstock.h"
 
 struct device {
@@ -23,13 +24,17 @@ struct device {
 	struct pen_device *handle;
 };
 
-/* Memory that Penstock allocated, freed by the last to let go. */
+/* Memory that Penstock allocated, or a file that it mapped; freed by the last to let go. */
 struct block {
-	atomic_size_t holders;
+	atomic_uint_fast64_t uses;	/* holders, and BLOCK_READER for each reader: mapping.c */
 	struct pen_device *device;	/* opened for the block alone */
 	unsigned char *address;
 	uint64_t size;
+	bool mapped;
+	pid_t readers_of;		/* the process whose threads the readers are */
 };
+
+#define BLOCK_READER ((uint64_t)1 << 48)
 
 struct memory {
 	PyObject_HEAD
@@ -51,6 +56,22 @@ PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec);
  * a GPU. */
 struct block *block_hold(struct block *block);
 void block_release(struct block *block);
+
+/* The same for readers, which keep the block from being freed but do not count as holders. */
+void block_hold_reader(struct block *block);
+void block_release_reader(struct block *block);
+bool block_is_held(struct block *block);
+bool block_has_readers(struct block *block);
+/* In a forked child: the readers are its parent's. With the GIL. */
+void block_forget_readers(struct block *block);
+
+/* A Memory that owns what is at the address; where there is none, it is freed. */
+PyObject *memory_wrap(struct pen_device *device, void *address, uint64_t size, bool mapped);
+
+/* mapping.c: methods of Memory, and a function of the module. */
+PyObject *memory_read_ahead(PyObject *self, PyObject *args);
+PyObject *memory_reading(PyObject *self, PyObject *unused);
+PyObject *map_file(PyObject *module, PyObject *args);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);

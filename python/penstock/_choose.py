@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Mapping
 
 from . import _penstock
@@ -163,8 +164,17 @@ def open_model(path) -> _penstock.Model:
     for text in model.warnings():
         import warnings
 
-        warnings.warn(shown(text), stacklevel=4)
+        warnings.warn(shown(text), stacklevel=_level_of_caller())
     return model
+
+
+def _level_of_caller() -> int:
+    """What warn(), called by who calls this, has to be told so that it names the line outside of
+    the package that began it all."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def tensors_of(model: _penstock.Model) -> dict[str, Tensor]:

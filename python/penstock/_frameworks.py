@@ -6,6 +6,7 @@ Each class below does the same few things for one framework, on one device:
     allocate(size)                      memory for a whole load -> (owner, address)
     adopt(memory)                       the same for memory that the engine allocated -> owner
     view(owner, offset, dtype, shape)   a tensor in it; dtype is an index into DTYPES
+    alignment(dtype)                    what view() wants of an address, in bytes
     address(name, tensor, ...)          where an existing tensor of the user's is, after checks
     convert(target, source)             copy with a change of dtype, on the device
     stream()                            the stream of the caller that must be honoured, or None
@@ -122,6 +123,10 @@ class Dlpack:
         """A window into the memory."""
         return owner.array(offset, dtype, shape)
 
+    def alignment(self, dtype: int) -> int:
+        """Whoever takes the array may count on numbers at multiples of their size."""
+        return max(BITS[dtype] // 8, 1)
+
     def dtype(self, index: int):
         """The framework's own dtype, or an error that names it."""
         return index
@@ -165,6 +170,9 @@ class Torch(Dlpack):
         "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
         "F4": "float4_e2m1fn_x2",
     }
+    #: What every torch takes by DLPack as it is; others come as bytes first.
+    _carried = frozenset(("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64",
+                          "C64"))
 
     def __init__(self, device):
         """For tensors on this device."""
@@ -210,6 +218,10 @@ class Torch(Dlpack):
         """A tensor with a storage of its own that reaches exactly over its bytes. So one weight
         that is saved is saved alone, no code takes two weights for one, and autograd does not
         take a change of one for a change of all. DLPack does that, without a copy."""
+        if DTYPES[dtype] in self._carried and 0 not in shape \
+                and not isinstance(owner, self.torch.Tensor):
+            return self.torch.utils.dlpack.from_dlpack(
+                owner.array(offset, dtype, shape).__dlpack__())
         tensor = self.torch.empty(0, dtype=self.dtype(dtype), device=self.torch_device)
         if BITS[dtype] == 4:
             shape = self._packed(shape)
@@ -227,6 +239,10 @@ class Torch(Dlpack):
             capsule = owner.array(offset, _U8, (size,)).__dlpack__()
         storage = self.torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         return tensor.set_(storage, 0, shape, strides_of(shape))
+
+    def alignment(self, dtype: int) -> int:
+        """torch loads numbers from any address."""
+        return 1
 
     @staticmethod
     def _packed(shape) -> tuple:
@@ -343,6 +359,10 @@ class Numpy(Dlpack):
         raw = owner.array(offset, _U8, (count * BITS[dtype] // 8,))
         return self.numpy.frombuffer(raw, self.numpy.uint8).view(kind).reshape(shape)
 
+    def alignment(self, dtype: int) -> int:
+        """numpy has slow ways for arrays that are not aligned, and C code often none."""
+        return self.dtype(dtype).alignment
+
     def span(self, tensor) -> tuple[int, int]:
         """Address and size of an array of the user's."""
         return self._pointer(tensor), tensor.nbytes
@@ -456,6 +476,10 @@ class Jax(Dlpack):
             return self.jax.dlpack.from_dlpack(owner.array(offset, dtype, shape))
         raw = self.jax.dlpack.from_dlpack(owner.array(offset, _U8, shape))
         return self.jax.lax.bitcast_convert_type(raw, kind)
+
+    def alignment(self, dtype: int) -> int:
+        """JAX copies by itself what does not suit it."""
+        return 1
 
     def dtype(self, index: int):
         """None where DLPack carries it; else what its bytes are to be taken for."""

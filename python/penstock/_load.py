@@ -4,6 +4,9 @@
 One load is one job of the engine, with two exceptions. ``stream`` cuts a model into groups, so that
 tensors that were used can go while others come; and tensors that are converted pass through
 a small buffer in the file's dtype, group by group.
+
+On the host nothing has to move: unless a copy is asked for, tensors look into the mapped file
+(``_mapped.py``), and the engine loads the few that cannot.
 """
 from __future__ import annotations
 
@@ -17,12 +20,16 @@ from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, Dlpack, adapter, is_floating
-from ._options import AUTO, MEMORY_LIMIT_LEAST, check_backend, options
+from ._mapped import Maps, Opened, fits, open_mapped, span
+from ._options import AUTO, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
 
 #: Bytes of one group of tensors that are converted.
 _CONVERT_GROUP = 128 << 20
 _ALIGN = 256
+#: Why some tensors of a mapped file are copies.
+NOT_AS_THEY_LIE = ("in the file their bytes are not in one stretch, or not aligned as the "
+                   "framework wants them")
 
 
 class _Moves:
@@ -34,15 +41,35 @@ class _Moves:
         #: How many jobs may run at the same time and share the limit.
         self.together = 2 if self.memory_limit >= 2 * MEMORY_LIMIT_LEAST else 1
         self.progress = progress
+        #: Has the caller left the way to us?
+        self.plain = self.transfer == AUTO and memory_limit is None
         self.reports: list[dict] = []
+        self.refused: list[tuple] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """The clock starts when the framework, which may have to be imported, is there."""
         self.started = time.perf_counter()
 
     def wait(self, job, label: str) -> None:
         """Until it has ended well."""
         self.reports.append(wait(job, label, self.progress))
 
+    def mapped(self, choices: list[Choice]) -> None:
+        """Tensors look into their file."""
+        count = sum(span(choice)[1] for choice in choices)
+        self.reports.append(_report.mapped(count, time.perf_counter() - self.started))
+
+    def not_mapped(self, choices: list[Choice], reason: str) -> None:
+        """The engine has to load them, for this reason; "": they were not to be mapped."""
+        count = sum(_bytes(choice, choice.tensor.dtype) for choice in choices) if reason else 0
+        if count:
+            self.refused.append((_report.MAPPED, count, reason))
+
     def keep_report(self, device: str) -> None:
         """For last_report()."""
+        for report in self.reports[:1]:
+            report["refused"] = self.refused + report["refused"]
         if len(self.reports) == 1:
             _report.keep(self.reports[0])
         else:
@@ -219,6 +246,16 @@ def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label:
             job.cancel()
 
 
+def _run_mapped(maps: Maps | None, groups, target: Dlpack, moves: _Moves):
+    """(choice, tensor) in the order of the file, the next two groups being read ahead."""
+    for at, group in enumerate(groups):
+        maps.read_ahead(group + groups[1] if at == 0 and len(groups) > 1 else
+                        groups[at + 1] if at + 1 < len(groups) else [])
+        moves.mapped(group)
+        for choice in group:
+            yield choice, maps.tensor(choice, target)
+
+
 def _load_converted(model, choices: list[Choice], target: Dlpack, conversion: _Conversion,
                     moves: _Moves, label: str) -> dict[str, Any]:
     """Group by group through a buffer, converted on the device into the final tensors."""
@@ -227,12 +264,67 @@ def _load_converted(model, choices: list[Choice], target: Dlpack, conversion: _C
             for choice, tensor in _run(model, groups, target, None, True, moves, label)}
 
 
+def maps_files(target: Dlpack, moves: _Moves, copy: bool) -> bool:
+    """Shall tensors look into the mapped files? On the host, unless the caller wants a copy, or
+    says how the engine is to make one."""
+    return target.device == "host" and not copy and moves.plain
+
+
+def open_files(path, mapped: bool) -> Opened:
+    return open_mapped(path) if mapped else Opened(open_model(path), None, "")
+
+
+def split_mapped(opened: Opened, choices: list[Choice], target: Dlpack, moves: _Moves
+                 ) -> tuple[list[Choice], list[Choice]]:
+    """Those that can be looked at where they are, and those that the engine has to load."""
+    if opened.maps is None:
+        moves.not_mapped(choices, opened.reason)
+        return [], choices
+    mapped: list[Choice] = []
+    others: list[Choice] = []
+    for choice in choices:
+        target.check(choice.tensor.name, choice.tensor.dtype)
+        (mapped if fits(choice, target) else others).append(choice)
+    moves.not_mapped(others, NOT_AS_THEY_LIE)
+    return mapped, others
+
+
+def _load_mapped(maps: Maps, choices: list[Choice], target: Dlpack, conversion: _Conversion,
+                 moves: _Moves) -> dict[str, Any]:
+    """Tensors that look into the files; what is to be converted is, out of them."""
+    maps.read_ahead(choices)
+    found = maps.tensors(choices, target)
+    moves.mapped(choices)
+    if conversion.names:
+        for choice in choices:
+            name = choice.tensor.name
+            found[name] = conversion.apply(choice, found[name])
+    return found
+
+
+def load_choices(opened: Opened, choices: list[Choice], target: Dlpack, conversion: _Conversion,
+                 into, arena: bool, moves: _Moves, label: str) -> dict[str, Any]:
+    """Each in its way: out of the mapped file, straight to its place, or through a conversion."""
+    looked, left = split_mapped(opened, choices, target, moves)
+    plain, converted = conversion.split(left)
+    found = {}
+    if opened.maps is not None:
+        found = _load_mapped(opened.maps, looked, target, conversion, moves)
+        if not left:
+            return found
+    if plain or not converted:
+        found.update(_load_plain(opened.model, plain, target, into, arena, moves, label))
+    if converted:
+        found.update(_load_converted(opened.model, converted, target, conversion, moves, label))
+    return {choice.tensor.name: found[choice.tensor.name] for choice in choices}
+
+
 def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
                keys: str | Iterable[str] | Callable[[str], bool] | None = None,
                slices: Mapping[str, Any] | None = None, dtype: Any = None,
-               into: Mapping[str, Any] | None = None, arena: bool = True,
-               transfer: str | int = "auto", memory_limit: int | None = None,
-               progress: bool = False) -> dict[str, Any]:
+               into: Mapping[str, Any] | None = None, copy: bool = False,
+               arena: bool | None = None, transfer: str | int = "auto",
+               memory_limit: int | None = None, progress: bool = False) -> dict[str, Any]:
     """Load the tensors of a model: a safetensors file, a folder of shards, or an index file.
 
     ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device. ``framework`` says what the
@@ -243,8 +335,15 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     read. ``dtype`` converts floating tensors on the device. ``into`` maps names to existing tensors
     that are filled in place; only these are loaded.
 
-    With ``arena`` all tensors of the call lie in one allocation, which is freed when the last of
-    them goes; ``arena=False`` gives each its own, as have those that are converted.
+    On the host tensors look into the mapped file, as those of safetensors do: nothing is read
+    before it is looked at, and what is written to a tensor never reaches the file. The file must
+    not be cut or overwritten in place meanwhile; see docs/python.md. ``copy=True`` reads the bytes
+    into memory of their own, as do ``arena``, ``transfer`` and ``memory_limit`` where they are
+    given.
+
+    With ``arena``, which is the default where bytes are read, all tensors of the call lie in one
+    allocation, which is freed when the last of them goes; ``arena=False`` gives each its own, as
+    have those that are converted.
 
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
     most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
@@ -252,26 +351,24 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     """
     moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
+    moves.begin()
     label = _label(path)
-    plain = slices is None and into is None and dtype is None and arena
-    if plain and memory_limit is None and moves.transfer == AUTO:
-        ready = _prefetch.take(path, target.device)
-        found = _join(ready, target, keys, moves, label) if ready is not None else None
+    mapped = into is None and arena is None and maps_files(target, moves, copy)
+    plain = slices is None and into is None and dtype is None and arena is not False
+    ready = _prefetch.take(path, target.device)
+    if ready is not None and ready.maps is None and plain and moves.plain:
+        found = _join(ready, target, keys, moves, label)
         if found is not None:
             return found
-    else:
-        _prefetch.drop(path, target.device)
-    model = open_model(path)
-    choices = choose(tensors_of(model), keys, slices, into)
+    opened = ready.opened() if ready is not None and mapped else None
+    if ready is not None:
+        ready.cancel()
+    opened = opened or open_files(path, mapped)
+    choices = choose(tensors_of(opened.model), keys, slices, into)
     into = _resolve(into, choices)
     conversion = _to_convert(choices, target, dtype, into)
-    plain, converted = conversion.split(choices)
-    if not converted:
-        found = _load_plain(model, choices, target, into, arena, moves, label)
-    else:
-        found = _load_plain(model, plain, target, into, arena, moves, label) if plain else {}
-        found.update(_load_converted(model, converted, target, conversion, moves, label))
-        found = {choice.tensor.name: found[choice.tensor.name] for choice in choices}
+    found = load_choices(opened, choices, target, conversion, into, arena is not False, moves,
+                         label)
     moves.keep_report(target.device)
     return found
 
@@ -304,24 +401,25 @@ def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, A
 def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
               keys: str | Iterable[str] | Callable[[str], bool] | None = None,
               slices: Mapping[str, Any] | None = None, dtype: Any = None,
-              into: Mapping[str, Any] | None = None, arena: bool = True,
-              transfer: str | int = "auto", memory_limit: int | None = None,
-              progress: bool = False, backend: str = "mmap") -> dict[str, Any]:
+              into: Mapping[str, Any] | None = None, copy: bool = False,
+              arena: bool | None = None, transfer: str | int = "auto",
+              memory_limit: int | None = None, progress: bool = False,
+              backend: str = "mmap") -> dict[str, Any]:
     """Load a safetensors file: a drop-in for ``safetensors.torch.load_file``.
 
     The tensors are the same bit for bit. All further arguments are those of load_model();
-    ``backend`` is safetensors' and means nothing here.
+    ``backend`` is safetensors': "pread" is ``copy=True``.
     """
-    check_backend(backend)
+    copy = copies(backend) or copy
     return load_model(filename, device, framework=framework, keys=keys, slices=slices, dtype=dtype,
-                      into=into, arena=arena, transfer=transfer, memory_limit=memory_limit,
-                      progress=progress)
+                      into=into, copy=copy, arena=arena, transfer=transfer,
+                      memory_limit=memory_limit, progress=progress)
 
 
 def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
            keys: str | Iterable[str] | Callable[[str], bool] | None = None,
            slices: Mapping[str, Any] | None = None, dtype: Any = None,
-           into: Mapping[str, Any] | None = None, window: int = 2 << 30,
+           into: Mapping[str, Any] | None = None, window: int = 2 << 30, copy: bool = False,
            transfer: str | int = "auto", memory_limit: int | None = None,
            progress: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) as the tensors of a model land, each once.
@@ -329,27 +427,34 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
     The model is read in groups of neighbours of at most half of ``window`` bytes, two at a time, so
     that device memory holds little more than the window and what the caller keeps. The tensors
     of a group come in the order in which they land, and share an allocation that is freed
-    when the last of them goes. Stopping early stops the reading.
+    when the last of them goes. Stopping early stops the reading. On the host, where tensors look
+    into the mapped file, they come in the order of the file, and groups are what is read ahead.
 
-    The other arguments are those of load_model(). That a file was changed while it was read is
+    The other arguments are those of load_model(). That a file was changed while it was copied is
     known, and raised, at the end of its group.
     """
     if not isinstance(window, int) or window <= 0:
         raise ValueError(f"window is a number of bytes above 0, not {window!r}")
     moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
+    moves.begin()
     _prefetch.drop(path, target.device)
-    model = open_model(path)
-    choices = choose(tensors_of(model), keys, slices, into)
+    opened = open_files(path, into is None and maps_files(target, moves, copy))
+    choices = choose(tensors_of(opened.model), keys, slices, into)
     into = _resolve(into, choices)
     conversion = _to_convert(choices, target, dtype, into)
-    return _stream(model, choices, target, into, conversion, window, moves, _label(path))
+    looked, left = split_mapped(opened, choices, target, moves)
+    return _stream(opened, looked, left, target, into, conversion, window, moves, _label(path))
 
 
-def _stream(model, choices, target, into, conversion, window, moves, label):
+def _stream(opened, looked, left, target, into, conversion, window, moves, label):
     """The generator behind stream(); what is wrong with the arguments is raised before it."""
-    plain, converted = conversion.split(choices)
+    plain, converted = conversion.split(left)
     limit = max(window // 2, 1)
+    model = opened.model
+    for choice, tensor in _run_mapped(opened.maps, _groups(looked, limit), target, moves):
+        yield choice.tensor.name, conversion.apply(choice, tensor)
+        del tensor
     for choice, tensor in _run(model, _groups(plain, limit), target, into, True, moves, label):
         yield choice.tensor.name, tensor
         del tensor

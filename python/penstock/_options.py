@@ -12,11 +12,12 @@ MEMORY_LIMIT_LEAST = 64 << 10
 AUTO = 0
 
 
-def check_backend(backend: str) -> None:
-    """What safetensors calls a backend is a way to read a file there; here the best is taken."""
+def copies(backend: str) -> bool:
+    """What safetensors calls a backend: "mmap" looks into the file, "pread" reads it."""
     if backend not in ("mmap", "pread"):
         raise refuse("use backend", repr(backend), "safetensors has 'mmap' and 'pread'",
                      "Leave it out, or name a path with transfer=")
+    return backend == "pread"
 
 
 def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:

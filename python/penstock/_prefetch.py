@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import Any
 
-from ._choose import Tensor, open_model, tensors_of
+from ._choose import Choice, Tensor, open_model, tensors_of
 from ._device import device_name, open_device
 from ._error import Error, shown
 from ._fork import Lock
+from ._mapped import Maps, Opened, open_mapped
 from ._names import file_name
 from ._progress import wait
 
@@ -26,7 +28,8 @@ os.register_at_fork(after_in_child=_begun.clear)
 
 class Prefetch:
     """A model on its way to a device. The next load_model() or load_file() of the same path and
-    device joins it and gets its tensors; until then, or until cancel(), it keeps the memory."""
+    device joins it and gets its tensors; until then, or until cancel(), it keeps the memory. On the
+    host that is the mapped file, whose pages are brought in."""
 
     def __init__(self, path: str, device: str):
         """Starts at once."""
@@ -36,15 +39,25 @@ class Prefetch:
         self._lock = Lock(self._inherited)
         self._job: Any = None
         self._done: tuple | None = None
+        self.maps: Maps | None = None
+        self._model: Any = None
         try:
-            # Only the job keeps the model, and so the files are open until it ends and no longer.
-            model = open_model(path)
-            selection = model.select([(i, None, None) for i in range(len(model.tensors()))])
-            self.offsets = selection.offsets()
+            # Only the job keeps the model, and so the files are open until it ends and no longer;
+            # what is mapped, a load that joins looks into.
+            if device == "host":
+                model, self.maps, _ = open_mapped(path)
+            else:
+                model = open_model(path)
             self.names = [file[0] for file in model.files()]
             self.files = self._stamps()
-            self._job = selection.load(open_device(device))
             self._tensors = tensors_of(model)
+            if self.maps is not None:
+                self._model = model
+                self.maps.read_ahead([Choice(tensor) for tensor in self._tensors.values()])
+                return
+            selection = model.select([(i, None, None) for i in range(len(model.tensors()))])
+            self.offsets = selection.offsets()
+            self._job = selection.load(open_device(device))
         except OSError as error:
             self.error = error.with_traceback(None)
 
@@ -69,6 +82,11 @@ class Prefetch:
         """What is coming."""
         return self._tensors
 
+    def opened(self) -> Opened | None:
+        """The mapped model, on the host."""
+        maps = self.maps
+        return None if maps is None else Opened(self._model, maps, "")
+
     def finish(self, label: str, progress: bool) -> tuple[Any, dict] | None:
         """Take it: wait for the end; the memory and the report. None where it was taken before, or
         a file was changed on the way: the load begins anew."""
@@ -91,13 +109,16 @@ class Prefetch:
         with self._lock:
             if self._job is not None:
                 self._job.cancel()
-            self._job = self._done = None
+            self._job = self._done = self.maps = self._model = None
 
     def wait(self) -> None:
         """Until all bytes are on the device, or a load has joined; raises what went wrong."""
         if self.error is not None:
             _remove(self)
             raise self.error
+        maps = self.maps
+        while maps is not None and self.maps is maps and maps.reading():
+            time.sleep(0.005)
         ended = False
         while not ended:
             with self._lock:

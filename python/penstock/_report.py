@@ -12,11 +12,17 @@ _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
             "latency_us_p99", "latency_us_max")
 
+#: The way of tensors that look into a mapped file, and why it was taken.
+MAPPED = "mapped-file"
+_WHY_MAPPED = ("host tensors look into the file's own pages, which come when they are looked at; "
+               "copy=True reads them into other memory")
+
 
 class Report:
     """The report of one call; ``print(report)`` is for people, ``as_dict()`` for programs.
 
-    ``bytes`` arrived in memory (or in the file), ``storage_bytes`` crossed the store;
+    ``bytes`` arrived in memory (or in the file), ``storage_bytes`` crossed the store; of bytes
+    that were mapped, path "mapped-file", none moved yet: they are in ``bytes`` alone;
     ``seconds`` is wall time, of which ``setup_seconds`` passed before the device could take its
     first byte; ``cpu_seconds`` is what the threads that moved bytes used; ``pinned_bytes`` the most
     staging memory held at once. ``paths`` carried the bytes, ``refused`` are better paths that
@@ -58,7 +64,8 @@ class Report:
 
     def __str__(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.bytes / 1e9:.3f} GB in {self.seconds:.3f} s, {self.gb_per_s:.2f} GB/s "
+        speed = f", {self.gb_per_s:.2f} GB/s" if self.gb_per_s else ""
+        lines = [f"{self.bytes / 1e9:.3f} GB in {self.seconds:.3f} s{speed} "
                  f"to or from {self.device}; {self.cpu_seconds:.2f} s of CPU, "
                  f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
         lines += [f"  {p.path}: {p.bytes / 1e9:.3f} GB ({p.reason})" for p in self.paths]
@@ -83,8 +90,17 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
     merged["device"] = device
     merged["seconds"] = seconds
     merged["setup_seconds"] = reports[0]["setup_seconds"] if reports else 0.0
-    merged["gb_per_s"] = merged["bytes"] / seconds / 1e9 if seconds > 0 else 0.0
+    moved = merged["bytes"] - sum(count for path, count, _ in merged["paths"] if path == MAPPED)
+    merged["gb_per_s"] = moved / seconds / 1e9 if seconds > 0 else 0.0
     return merged
+
+
+def mapped(count: int, seconds: float) -> dict:
+    """The report about bytes that tensors look at in the page cache: nothing has moved."""
+    fields = dict.fromkeys(_SUMS + _LARGEST, 0)
+    fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
+                  paths=[(MAPPED, count, _WHY_MAPPED)], refused=[])
+    return fields
 
 
 _last = threading.local()
@@ -95,6 +111,15 @@ def keep(fields: dict) -> None:
     _last.report = Report(fields)
 
 
+def keep_mapped(count: int, seconds: float) -> None:
+    """The same for one mapped tensor, which takes less time than to write a report about it."""
+    _last.report = count, seconds
+
+
 def last_report() -> Report | None:
     """What the last call of this thread did; None if there was none."""
-    return getattr(_last, "report", None)
+    found = getattr(_last, "report", None)
+    if isinstance(found, tuple):
+        keep(mapped(*found))
+        found = _last.report
+    return found

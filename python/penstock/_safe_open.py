@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from . import _penstock
-from ._choose import Choice, Tensor, box, cover, no_tensor, open_model, tensors_of
+from . import _penstock, _report
+from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
 from ._error import Error
 from ._fork import Lock
-from ._frameworks import DTYPES, adapter
-from ._load import _groups, _label, _load_plain, _Moves, _run
-from ._options import check_backend
+from ._frameworks import BITS, DTYPES, adapter
+from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
+                    load_choices, maps_files, open_files)
+from ._mapped import Maps, Opened, fits, is_one_stretch, span
+from ._options import copies
 
 
 class Slice:
     """A tensor that is not read yet; indexing it reads that part of the file and no more. It keeps
     the file open, also when that was closed in the meantime."""
 
-    def __init__(self, read: Callable[[Choice], Any], tensor: Tensor, framework: str):
-        """Made by get_slice()."""
+    def __init__(self, read: Callable[[Choice], Any], tensor: Tensor, framework: str, looks: bool):
+        """Made by get_slice(). `looks`: the whole tensor is to be had without reading it."""
         self._read, self._tensor, self._framework = read, tensor, framework
+        self._looks = looks
 
     def get_shape(self) -> list[int]:
         """Of the whole tensor."""
@@ -34,7 +38,8 @@ class Slice:
 
     def __getitem__(self, index) -> Any:
         """Read a part, as one would index the tensor: only the box around it is read. What
-        cannot be told beforehand (lists, masks) reads the whole tensor."""
+        cannot be told beforehand (lists, masks) reads the whole tensor. Of a tensor that looks
+        into its file, parts do the same."""
         if self._framework == "dlpack":
             # Arrays cannot be indexed further, so the file must have it as it is asked for.
             return self._read(box(self._tensor, index))
@@ -42,6 +47,8 @@ class Slice:
         if found is None:
             return self._read(Choice(self._tensor))[index]
         choice, rest = found
+        if self._looks and not is_one_stretch(choice):
+            return self._read(Choice(self._tensor))[index]
         part = self._read(choice)
         plain = all(entry == slice(None, None, 1) or entry == slice(None) for entry in rest)
         return part if plain else part[rest]
@@ -130,20 +137,20 @@ class safe_open:  # noqa: N801 - the name that people know
     """Open a safetensors file, or a sharded model, and read tensors one by one.
 
     What code written for ``safetensors.safe_open`` calls: keys, offset_keys, metadata, get_tensor,
-    get_slice, as a context manager or not. ``framework`` and ``device`` are as in load_model(),
-    which is faster where all tensors are wanted.
+    get_slice, as a context manager or not. ``framework``, ``device`` and ``copy`` are as in
+    load_model(), which is faster where all tensors are wanted.
     """
 
     def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
-                 *, transfer: str | int = "auto", memory_limit: int | None = None,
-                 backend: str = "mmap"):
-        """Reads the header only. (`backend` is safetensors' and means nothing here.)"""
-        check_backend(backend)
+                 *, copy: bool = False, transfer: str | int = "auto",
+                 memory_limit: int | None = None, backend: str = "mmap"):
+        """Reads the header only. (`backend` is safetensors': "pread" is copy=True.)"""
+        copy = copies(backend) or copy
         self._target = adapter(framework, device)
         self._moves = transfer, memory_limit
-        _Moves(transfer, memory_limit, False)
+        mapped = maps_files(self._target, _Moves(transfer, memory_limit, False), copy)
         self._label = _label(filename)
-        self._model = open_model(filename)
+        self._model, self._maps, self._reason = open_files(filename, mapped)
         self._tensors = tensors_of(self._model)
         self._ahead = _Ahead(_reader(self._model, self._target, self._moves, self._label),
                              self._tensors)
@@ -157,7 +164,7 @@ class safe_open:  # noqa: N801 - the name that people know
         """Close. Tensors stay."""
         if self._model is not None:
             self._ahead.stop()
-        self._model = self._ahead = None
+        self._model = self._ahead = self._maps = None
 
     def __reduce__(self):
         """What it reads ahead is its own."""
@@ -189,26 +196,48 @@ class safe_open:  # noqa: N801 - the name that people know
             raise no_tensor(self._tensors, name)
         return self._tensors[name]
 
-    def _read(self, model: _penstock.Model, choice: Choice) -> Any:
+    def _read(self, opened: tuple[_penstock.Model, Maps | None], choice: Choice) -> Any:
+        model, maps = opened
+        if maps is not None and fits(choice, self._target):
+            return self._look(maps, choice)
         moves = _Moves(*self._moves, False)
+        moves.not_mapped([choice], NOT_AS_THEY_LIE if maps is not None else self._reason)
         found = _load_plain(model, [choice], self._target, None, True, moves, self._label)
         moves.keep_report(self._target.device)
         return found[choice.tensor.name]
 
+    def _look(self, maps: Maps, choice: Choice) -> Any:
+        """A tensor that looks into the file."""
+        started = time.perf_counter()
+        maps.look(choice)
+        found = maps.tensor(choice, self._target)
+        _report.keep_mapped(span(choice)[1], time.perf_counter() - started)
+        return found
+
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. Reading all of them, one after the other, is noticed and read ahead."""
         tensor = self._tensor(name)
+        choice = Choice(tensor)
+        self._target.check(name, tensor.dtype)
+        if self._maps is not None and fits(choice, self._target):
+            return self._look(self._maps, choice)
         found = self._ahead.take(name)
-        return self._read(self._opened(), Choice(tensor)) if found is None else found
+        return self._read((self._opened(), self._maps), choice) if found is None else found
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all of them, at once."""
         moves = _Moves(*self._moves, False)
         choices = [Choice(tensor) for tensor in self._tensors.values()]
-        found = _load_plain(self._opened(), choices, self._target, None, True, moves, self._label)
+        opened = Opened(self._opened(), self._maps, self._reason)
+        found = load_choices(opened, choices, self._target,
+                             _to_convert(choices, self._target, None, None), None, True, moves,
+                             self._label)
         moves.keep_report(self._target.device)
         return found
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to read parts of."""
-        return Slice(partial(self._read, self._opened()), self._tensor(name), self._target.name)
+        opened, tensor = (self._opened(), self._maps), self._tensor(name)
+        looks = self._maps is not None and not self._target.copies and BITS[tensor.dtype] >= 8 \
+            and fits(Choice(tensor), self._target)
+        return Slice(partial(self._read, opened), tensor, self._target.name, looks)

@@ -21,7 +21,8 @@ Three things make it so:
 3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
    all of the model. Where transformers makes new tensors out of those of the file (experts merged
    into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own
-   and goes as soon as it is used up.
+   and goes as soon as it is used up. On the host tensors look into the mapped files, and there is
+   nothing to let go of.
 """
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ._device import device_name
 from ._error import shown
 from ._names import file_name
 
@@ -415,18 +417,22 @@ def _sign(model: Any, name: str, folder: str, generation: bool, trust: bool | No
 class _Load:
     """The load of the weights: begun early where that can be, run when transformers wants them."""
 
-    def __init__(self, source: str, device: Any, arena: bool, tensors: dict[str, str],
+    def __init__(self, source: str, device: Any, arena: bool | None, tensors: dict[str, str],
                  converts: bool, options: dict[str, Any]) -> None:
         """`converts`: some tensors are not of the dtype that the model will have."""
         self.source, self.device, self.arena, self.options = source, device, arena, options
         self.converts = converts
+        #: Tensors look into the mapped files, so none has memory that could be given back.
+        self.maps = device_name(device) == "host" and arena is None and not options["copy"]
         self.merges = any(_EXPERTS.search(name) for name in tensors)
         self.job = None
 
     def begin(self) -> None:
-        """Let the bytes travel, where run() can join: with default settings, into one arena."""
+        """Let the bytes travel, where run() can join: with default settings, into one arena or
+        the page cache."""
         plain = self.options["transfer"] == "auto" and self.options["memory_limit"] is None
-        if plain and self.arena and not self.converts and not self.merges:
+        one_arena = self.arena is not False and not self.converts and not self.merges
+        if plain and not self.options["copy"] and (self.maps or one_arena):
             from penstock import prefetch
 
             self.job = prefetch(self.source, self.device)
@@ -436,9 +442,9 @@ class _Load:
         from penstock._load import load_model
 
         common = _common_dtype(cls, config, dtype) if self.converts else None
-        casts = self.converts and common is None
+        alone = (self.merges or self.converts and common is None) and not self.maps
         return load_model(self.source, self.device, dtype=common,
-                          arena=self.arena and not self.merges and not casts, **self.options)
+                          arena=False if alone else self.arena, **self.options)
 
     def cancel(self) -> None:
         """Nobody will want the tensors."""
@@ -480,9 +486,9 @@ def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
 
 def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
                     dtype: torch.dtype | str | None = None, auto_class: Any = None,
-                    arena: bool = True, transfer: str | int = "auto",
-                    memory_limit: int | None = None, progress: bool = False,
-                    **kwargs: Any) -> transformers.PreTrainedModel:
+                    copy: bool = False, arena: bool | None = None,
+                    transfer: str | int = "auto", memory_limit: int | None = None,
+                    progress: bool = False, **kwargs: Any) -> transformers.PreTrainedModel:
     """Load a transformers model with all its weights on one device.
 
     The result is that of ``AutoModelForCausalLM.from_pretrained``: tied weights, buffers, the
@@ -496,9 +502,12 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
         dtype or its name. Conversion happens on the device.
     auto_class: what to build, if not AutoModelForCausalLM: an Auto class or a model class of
         transformers, or its name ("AutoModel", "BertForMaskedLM").
-    arena: the parameters lie in one allocation, which goes when the last of them goes; with False
-        each has its own, which takes longer and allows to free single ones. Where transformers
-        makes new tensors (experts merged, several dtypes), each has its own anyway.
+    copy: on the host parameters look into the mapped files, as load_model() says; with True they
+        have memory of their own.
+    arena: where bytes are copied, the parameters lie in one allocation, which goes when the last of
+        them goes; with False each has its own, which takes longer and allows to free single ones.
+        Where transformers makes new tensors (experts merged, several dtypes), each has its own
+        anyway.
     transfer, memory_limit, progress: as for load_model(). The bar "Loading weights" is
         transformers' own; transformers.utils.logging.disable_progress_bar() turns it off.
     kwargs: what transformers' from_pretrained takes: config, attn_implementation,
@@ -520,7 +529,8 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     tensors = _tensors(weights)
     load = _Load(_source(folder, weights), "cpu" if device is None else device, arena, tensors,
                  _converts(tensors, dtype, settings),
-                 {"transfer": transfer, "memory_limit": memory_limit, "progress": progress})
+                 {"copy": copy, "transfer": transfer, "memory_limit": memory_limit,
+                  "progress": progress})
     load.begin()
     try:
         return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)

@@ -16,10 +16,10 @@ void text_trim(char *text);
 /*
  * What others have named, for people: characters that a terminal obeys or that do not show
  * (controls, marks that turn the direction of writing, those without width or ink) and bytes that
- * are no UTF-8 are written as \n, \t, \xNN, \uNNNN or \UNNNNNNNN, and a backslash twice. Writes as much of
- * it as there is room for, always terminated and never a part of a character; returns the length of
- * the whole, like snprintf. It grows fourfold at most. The second is for what may hold a NUL; there
- * must be one after its end, too.
+ * are no UTF-8 are written as \n, \t, \xNN, \uNNNN or \UNNNNNNNN, and a backslash twice. Writes
+ * as much of it as there is room for, always terminated and never a part of a character; returns
+ * the length of the whole, like snprintf. It grows fourfold at most. The second is for what may
+ * hold a NUL; there must be one after its end, too.
  */
 size_t text_escape(char *to, size_t size, const char *from);
 size_t text_escape_bytes(char *to, size_t size, const char *from, size_t from_length);

@@ -54,6 +54,18 @@ def device(request) -> str:
     return request.param
 
 
+@pytest.fixture(params=["mapped", "copied"])
+def each_way(request, monkeypatch) -> str:
+    """Loads to the host look into the mapped file, or have the engine copy it, as it does to a GPU
+    and with copy=True."""
+    if request.param == "copied":
+        from penstock import _load, _safe_open
+
+        for module in _load, _safe_open:
+            monkeypatch.setattr(module, "maps_files", lambda *_: False)
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def big(tmp_path_factory):
     """A file of 320 MB with one tensor of 200 MB and four of 30 MB, and its tensors."""

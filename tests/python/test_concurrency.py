@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import penstock
+from penstock import _prefetch
 from support import (MIB, Talk, assert_same, in_use, python, random_tensor, same,
                      settled)
 
@@ -113,12 +114,12 @@ def test_other_threads_run_meanwhile(holes, way):
         time.sleep(0.02)
         start = time.monotonic()
         if way == "load_file":
-            penstock.load_file(holes, framework="np", keys=names)
+            penstock.load_file(holes, framework="np", keys=names, copy=True)
         elif way == "stream":
-            for _ in penstock.stream(holes, framework="np", keys=names):
+            for _ in penstock.stream(holes, framework="np", keys=names, copy=True):
                 pass
         else:
-            with penstock.safe_open(holes, "np") as file:
+            with penstock.safe_open(holes, "np", copy=True) as file:
                 for name in names[:2]:
                     file.get_tensor(name)
         end = time.monotonic()
@@ -274,6 +275,13 @@ def test_loaded_tensors_go_to_worker_processes(few):
 INTERRUPTED = """
     import gc, sys, time, penstock
     path, way = sys.argv[1:]
+    from penstock import _prefetch
+
+    # As on a GPU: the engine moves what is prefetched.
+    def not_mapped(path):
+        return _prefetch.Opened(_prefetch.open_model(path), None, "for a test")
+
+    _prefetch.open_mapped = not_mapped
 
     def anonymous():
         gc.collect()
@@ -283,11 +291,11 @@ INTERRUPTED = """
 
     def work():
         if way == "load_file":
-            penstock.load_file(path, framework="dlpack")
+            penstock.load_file(path, framework="dlpack", copy=True)
         elif way == "progress":
-            penstock.load_file(path, framework="dlpack", progress=True)
+            penstock.load_file(path, framework="dlpack", progress=True, copy=True)
         elif way == "stream":
-            kept = list(penstock.stream(path, framework="dlpack"))
+            kept = list(penstock.stream(path, framework="dlpack", copy=True))
         elif way == "prefetch":
             penstock.prefetch(path, device="cpu").wait()
         elif way == "join":
@@ -369,10 +377,13 @@ def test_an_exception_of_a_signal_handler_comes_out_of_the_load(holes):
 
 # ------------------------------------------------------------------------------------- prefetch --
 
-def test_a_load_joins_its_prefetch(big, device):
+def test_a_load_joins_its_prefetch(big, device, monkeypatch):
+    """Of what the engine moves: to a GPU, or where a file cannot be mapped."""
+    monkeypatch.setattr(_prefetch, "open_mapped", lambda path: _prefetch.Opened(
+        _prefetch.open_model(path), None, "for a test"))
     path, tensors = big
     total = sum(tensor.nbytes for tensor in tensors.values())
-    penstock.load_file(path, device, keys="part.00")
+    penstock.load_file(path, device, keys="part.00", copy=True)
     before = in_use(device)
     penstock.prefetch(path, device=device).wait()
     fetched = in_use(device) - before

@@ -236,7 +236,7 @@ def test_errors_leave_no_file_open(tmp_path):
 CHANGE = """
     import os, sys, penstock
     path, how, device = sys.argv[1:]
-    stream = penstock.stream(path, device, framework="dlpack", window=32 << 20)
+    stream = penstock.stream(path, device, framework="dlpack", window=32 << 20, copy=True)
     next(stream)
     size = os.path.getsize(path)
     if how == "truncated":
@@ -295,7 +295,7 @@ def test_a_file_that_is_truncated_under_a_load_is_an_error_that_names_it(tmp_pat
         thread = threading.Thread(target=truncate, daemon=True)
         thread.start()
         try:
-            penstock.load_file(sys.argv[1], framework="dlpack")
+            penstock.load_file(sys.argv[1], framework="dlpack", copy=True)
             print("loaded")
         except penstock.Error as error:
             print("Error", error)

@@ -175,7 +175,7 @@ def test_a_report_adds_up(big, device):
 
     path, tensors = big
     start = perf_counter()
-    loaded = penstock.load_file(path, device)
+    loaded = penstock.load_file(path, device, copy=True)
     elapsed = perf_counter() - start
     report = penstock.last_report()
     assert isinstance(report, penstock.Report)
@@ -200,7 +200,7 @@ def test_a_report_is_for_people_and_for_programs(few):
     import json
 
     path, _ = few
-    penstock.load_file(path)
+    penstock.load_file(path, copy=True)
     report = penstock.last_report()
     assert not [field for field in FIELDS if not hasattr(report, field)]
     text = str(report)
@@ -261,9 +261,9 @@ def test_before_the_first_load_there_is_no_report():
 # ------------------------------------------------------------------------------------- progress --
 
 @pytest.mark.parametrize("call", [
-    "penstock.load_file(path, framework='dlpack', progress=True)",
-    "penstock.load_model(path, framework='dlpack', progress=True)",
-    "list(penstock.stream(path, framework='dlpack', progress=True))",
+    "penstock.load_file(path, framework='dlpack', progress=True, copy=True)",
+    "penstock.load_model(path, framework='dlpack', progress=True, copy=True)",
+    "list(penstock.stream(path, framework='dlpack', progress=True, copy=True))",
 ])
 def test_a_progress_bar_goes_to_stderr_alone(big, call):
     done = python(f"import sys, penstock\npath = sys.argv[1]\n{call}\nprint('done')", big[0])

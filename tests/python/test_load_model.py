@@ -11,6 +11,9 @@ from safetensors.torch import save_file
 import penstock
 from support import assert_same, random_tensor, same
 
+# Every test below holds for tensors that look into the file and for copies.
+pytestmark = pytest.mark.usefixtures("each_way")
+
 INDEX = "model.safetensors.index.json"
 
 
@@ -166,13 +169,13 @@ def test_keys_of_one_shard_do_not_read_the_others(tmp_path):
         (tmp_path / "m").mkdir(exist_ok=True)
         save_file({f"t{number}": random_tensor(torch.uint8, (4 << 20,))},
                   tmp_path / "m" / shard(number, 2))
-    penstock.load_model(tmp_path / "m", keys="t2")
+    penstock.load_model(tmp_path / "m", keys="t2", copy=True)
     assert penstock.last_report().storage_bytes < 5 << 20
 
 
 def test_the_arena_is_one_over_all_shards(model, device):
     folder, tensors = model
-    loaded = penstock.load_model(folder, device)
+    loaded = penstock.load_model(folder, device, copy=True)
     first = min(tensor.data_ptr() for tensor in loaded.values())
     last = max(tensor.data_ptr() + tensor.nbytes for tensor in loaded.values())
     assert last - first <= sum((tensor.nbytes + 255) // 256 * 256 for tensor in tensors.values())

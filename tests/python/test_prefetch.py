@@ -11,8 +11,17 @@ import torch
 from support import assert_same, held_below, python
 
 import penstock
-from penstock import _prefetch
+from penstock import _mapped, _prefetch
 from penstock._error import refuse
+
+
+@pytest.fixture(params=["mapped", "moved"], autouse=True)
+def way(request, monkeypatch):
+    """On the host a prefetch maps the file; where it cannot, and on a GPU, the engine moves it."""
+    if request.param == "moved":
+        monkeypatch.setattr(_prefetch, "open_mapped", lambda path: _mapped.Opened(
+            _prefetch.open_model(path), None, "for a test"))
+    return request.param
 
 
 def test_a_load_joins_and_waiting_afterwards_is_harmless(few):

@@ -284,9 +284,19 @@ def test_no_second_copy_when_converted(models, loads, name, device):
 
 
 def test_single_allocations_where_tensors_are_used_up(models, loads):
-    penstock.from_pretrained(models("qwen2"))
-    penstock.from_pretrained(models("mixtral"))
-    assert [load["arena"] for load in loads] == [True, False]
+    penstock.from_pretrained(models("qwen2"), copy=True)
+    penstock.from_pretrained(models("mixtral"), copy=True)
+    assert [load["arena"] for load in loads] == [None, False]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mixtral"])
+def test_on_the_host_weights_look_into_the_files(models, loads, name):
+    model = penstock.from_pretrained(models(name))
+    assert [path.path for path in penstock.last_report().paths] == ["mapped-file"]
+    assert name != "qwen2" or {each.data_ptr() for each in model.parameters()} \
+        <= set(loads[0]["addresses"].values())
+    penstock.from_pretrained(models(name), copy=True)
+    assert "mapped-file" not in [path.path for path in penstock.last_report().paths]
 
 
 def test_device_memory(tmp_path):
@@ -751,10 +761,13 @@ def test_bytes_travel_first(models, loads, prefetches):
 def test_no_prefetch_that_the_load_could_not_join(models, prefetches):
     penstock.from_pretrained(models("qwen2"), memory_limit=64 << 20)
     penstock.from_pretrained(models("qwen2"), transfer="CPU_ONLY")
-    penstock.from_pretrained(models("qwen2"), dtype="float32")
-    penstock.from_pretrained(models("mixtral"))
+    penstock.from_pretrained(models("qwen2"), copy=True)
+    penstock.from_pretrained(models("qwen2"), dtype="float32", copy=True)
+    penstock.from_pretrained(models("mixtral"), copy=True)
     penstock.from_pretrained(models("qwen2"), arena=False)
     assert not prefetches
+    penstock.from_pretrained(models("qwen2"), dtype="float32")
+    assert len(prefetches) == 1
 
 
 def test_own_prefetch_of_the_folder_is_joined(models, loads):
