@@ -371,8 +371,8 @@ static PyMethodDef memory_methods[] = {
 	{ "array", memory_array, METH_VARARGS,
 	  "array(offset, dtype, shape) -> Array; dtype is an index into DTYPES." },
 	{ "read_ahead", memory_read_ahead, METH_VARARGS,
-	  "read_ahead([(offset, length)], ask) -> bool: have the pages of a mapped file brought "
-	  "in; with ask, only if some are not in the page cache. Was there anything to do?" },
+	  "read_ahead([(offset, length)], told) -> bool: have pages of a mapped file brought in, "
+	  "if some are not in the page cache, which the kernel tells some; were there any?" },
 	{ "reading", memory_reading, METH_NOARGS, "Are pages still being brought in?" },
 	{ NULL },
 };

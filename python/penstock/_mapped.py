@@ -59,8 +59,8 @@ class Maps:
     def __init__(self) -> None:
         """None yet; see open_mapped()."""
         self.files: list[_penstock.Memory] = []
-        #: May the kernel tell us what of each file is cached?
-        self.asks: list[bool] = []
+        #: Does the kernel tell us what of each file is cached?
+        self.told: list[bool] = []
         self.zones: set[tuple[int, int]] = set()
 
     def add(self, name: str, size: int) -> tuple:
@@ -74,7 +74,7 @@ class Maps:
                 self.files.append(_penstock.map_file(open_device("host"), fd, size))
         finally:
             os.close(fd)
-        self.asks.append(found.st_uid == os.geteuid()
+        self.told.append(found.st_uid == os.geteuid()
                          or os.access(name, os.W_OK, effective_ids=True))
         return _identity(found)
 
@@ -100,7 +100,7 @@ class Maps:
                 self._fetch(file, part)
 
     def _fetch(self, file: int, ranges: list[tuple[int, int]]) -> bool:
-        return self.files[file].read_ahead(ranges, self.asks[file])
+        return self.files[file].read_ahead(ranges, self.told[file])
 
     def look(self, choice: Choice) -> None:
         """A tensor was asked for, and others may follow."""

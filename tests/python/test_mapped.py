@@ -550,7 +550,23 @@ def test_no_more_is_brought_in_than_half_of_the_free_memory_holds(cold, monkeypa
     assert loaded
 
 
-def test_a_cached_file_starts_no_thread(path):
+@pytest.fixture(params=["owner", "reader"])
+def whose(request, monkeypatch):
+    """The kernel tells the owner of a file what of it is cached, and others nothing."""
+    if request.param == "reader":
+        monkeypatch.setattr(_mapped.os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(_mapped.os, "access", lambda *_, **__: False)
+
+
+def test_a_cold_file_is_noticed_by_whoever_reads_it(cold, whose):
+    loaded = penstock.load_file(cold)
+    wait_for(lambda: cached(cold) >= cold.stat().st_size)
+    assert loaded
+
+
+@pytest.mark.alone
+def test_a_cached_file_starts_no_thread(path, whose):
+    path.read_bytes()
     penstock.load_file(path)
     before = os.listdir("/proc/self/task")
     loaded = penstock.load_file(path)
