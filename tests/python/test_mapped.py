@@ -349,9 +349,10 @@ def test_a_file_that_is_cut_ends_the_process_as_with_safetensors(tmp_path):
 
 
 def test_header_and_bytes_are_of_the_same_file(path, tmp_path, monkeypatch):
-    """Another file takes the name between the two openings."""
-    new = {"z": random_tensor(torch.float32, (1000,), 3)}
+    """Another file, of the same size, takes the name between the two openings."""
+    new = {name.replace("a", "z"): tensor for name, tensor in TENSORS.items()}
     save_file(new, tmp_path / "new")
+    assert path.stat().st_size == (tmp_path / "new").stat().st_size
     open_model, changes = _mapped.open_model, [1]
 
     def change_after(name):
