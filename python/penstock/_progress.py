@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ._error import shown
+
 _WIDTH = 24
 
 
@@ -20,7 +22,7 @@ class Bar:
 
     def __init__(self, label: str):
         """The label stands in front."""
-        self.label = label
+        self.label = shown(label)
         self.shown = 0
 
     def show(self, done: int, total: int, seconds: float) -> None:

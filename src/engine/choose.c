@@ -30,6 +30,8 @@
 /* Reading through the page cache from a disk: few lanes and small requests, fetched ahead of them,
  * are twice as fast as many that wait for the kernel's own read-ahead (docs/performance.md). */
 #define AHEAD_LANES 4u
+/* Digesting takes a tenth of what copying takes, so it takes some more lanes for the same rate. */
+#define DIGEST_LANES 2u
 
 struct chooser {
 	enum pen_mode direction;
@@ -152,12 +154,14 @@ static void add_cached(struct chooser *chooser, const char *why)
 	struct schedule *schedule = chooser->schedule;
 	struct path *path = add_path(chooser, PATH_CACHED, "%s", why);
 	uint64_t part = schedule->work[THROUGH].bytes, all = part + schedule->work[AROUND].bytes;
-	unsigned int most = at_most(schedule->gpu ? path->kind->lanes : path->kind->lanes_host,
-				    chooser->cores);
+	unsigned int wished = (schedule->gpu ? path->kind->lanes : path->kind->lanes_host) +
+			      (chooser->options->digest_count ? DIGEST_LANES : 0);
+	unsigned int most = at_most(wished, chooser->cores);
 
 	/* Beside a cold part that takes longer anyway, no more lanes than the share deserves: they
 	 * would only be in its way. */
-	path->lanes = at_most(path->lanes, (unsigned int)((most * part + all - 1) / all));
+	path->lanes = lanes_for(chooser, THROUGH, (unsigned int)((most * part + all - 1) / all),
+				path->kind->lane_worth);
 	schedule->ahead = schedule->uncached && chooser->direction == PEN_READ;
 	if (schedule->ahead) {
 		path->lanes = at_most(path->lanes, AHEAD_LANES);
