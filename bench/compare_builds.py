@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Two builds of Penstock beside each other, on a GPU server: is one slower anywhere?
 
-    bench/compare_builds.py OLD NEW [--rounds N] [--limit SECONDS] [--device D] [--data DIR]
+    bench/compare_builds.py OLD NEW [--rounds N] [--limit SECONDS] [--only WORDS] [--device D]
+                            [--data DIR]
 
 OLD and NEW are build folders. Each round runs OLD, NEW and OLD again for each case, each in a
 process of its own; told are medians, and the medians of the rounds' ratios NEW/OLD and OLD
@@ -112,13 +113,13 @@ def cases(small, large, data, device):
     ]
 
 
-def play(all_cases, old, new, small, large, rounds, end):
+def play(all_cases, old, new, data, rounds, end):
     for number in range(rounds):
         if time.monotonic() > end:
             print(f"out of time after {number} rounds", flush=True)
             return
-        warm(small)
-        warm(large)
+        for model in (data / "0.6b", data / "7b"):
+            warm(model)
         for case in all_cases:
             runs = [case.run(build) for build in (old, new, old)]
             for what in runs[0]:
@@ -146,6 +147,7 @@ def main():
     parser.add_argument("new", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=float, default=540, help="seconds for all of it")
+    parser.add_argument("--only", default="", help="cases whose names hold these words")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--data", type=pathlib.Path)
     given = parser.parse_args()
@@ -154,14 +156,14 @@ def main():
     kept = data.exists()
     data.mkdir(parents=True, exist_ok=True)
     try:
+        wanted = [case for case in cases(data / "0.6b", data / "7b", data, given.device)
+                  if given.only in case.name]
         for size in ("0.6b", "7b"):
-            if not (data / size).exists():
+            if any(size.upper() in case.name for case in wanted) and not (data / size).exists():
                 subprocess.run([given.new / "penstock", "make-model", size, data / size, "-q"],
                                check=True)
-        all_cases = cases(data / "0.6b", data / "7b", data, given.device)
-        play(all_cases, given.old, given.new, data / "0.6b", data / "7b", given.rounds,
-             end)
-        tell(all_cases)
+        play(wanted, given.old, given.new, data, given.rounds, end)
+        tell(wanted)
     finally:
         if not kept:
             shutil.rmtree(data)
