@@ -108,6 +108,16 @@ int job_allocate(struct pen_job *job, unsigned int device, struct pen_error *err
 /* The last act of a lane. */
 void job_lane_ended(struct pen_job *job);
 
+/* ---- report.c ---- */
+
+/* Moved so far, by all lanes. */
+uint64_t job_bytes(struct pen_job *job);
+
+/* A report can be filled in if its size is set; NULL is nobody's. */
+int job_report_check(const struct pen_report *report, struct pen_error *err);
+/* After the last lane. */
+void job_report(struct pen_job *job, struct pen_report *report);
+
 /* The tally of a path, made on first use. */
 struct tally *job_tally(struct pen_job *job, const char *path, const char *reason);
 

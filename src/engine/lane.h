@@ -8,6 +8,7 @@
  *   lane.c      the thread: setting up, the loop, stepping down, bringing everything home
  *   take.c      which requests it carries next, and how many
  *   transit.c   what happens to one of them
+ *   copies.c    between its buffer and memory
  *   look.c      digesting bytes as they pass
  *
  * The life of a request on its way, with the function that walks each edge:
@@ -154,6 +155,11 @@ bool transit_advance(struct lane *lane);
 void transit_let_go(struct lane *lane, struct transit *transit);
 /* When the first that waits is due; UINT64_MAX: none waits. */
 uint64_t transit_next_due(const struct lane *lane);
+
+/* ---- copies.c ---- */
+
+/* Queue the copies of a transit, and a fence behind them on each GPU. */
+int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *err);
 
 /* ---- look.c ---- */
 
