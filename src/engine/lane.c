@@ -297,6 +297,9 @@ static uint64_t until_due(const struct lane *lane, uint64_t most)
 {
 	uint64_t due = transit_next_due(lane), now = os_now();
 
+	/* Nothing is sent before the path is left. */
+	if (lane->leaving)
+		return most;
 	return due <= now ? 0 : due - now < most ? due - now : most;
 }
 
@@ -371,7 +374,7 @@ static void carry(struct lane *lane)
 /* Bring home all that is in flight, whatever happened. */
 static void drain(struct lane *lane)
 {
-	while (lane->queue.queued)
+	while (lane->queue_up && lane->queue.queued)
 		reap(lane, WAIT_STORE_NS);
 	/* After this no copy reads or writes a slot any more. */
 	close_devices(lane);
@@ -461,12 +464,9 @@ static void tear_down(struct lane *lane)
 {
 	struct piece *piece;
 
-	if (lane->queue_up) {
-		drain(lane);
+	drain(lane);
+	if (lane->queue_up)
 		queue_fini(&lane->queue);
-	}
-	/* A lane that never had a queue may have a device. */
-	close_devices(lane);
 	/* Pieces go back at once: lanes still at work may grow into them. */
 	while ((piece = staging_remove(&lane->staging)) != NULL)
 		piece_put(&lane->job->budget, piece);

@@ -73,6 +73,7 @@ struct transit {
 	bool through;			/* the rest goes through the page cache */
 	uint32_t devices;		/* GPUs that it copies to or from; a bit for each */
 	uint32_t copying;		/* of these, whose fence has not passed */
+	struct tally *tally;		/* of the path that sent it last */
 	unsigned int retries;
 	uint64_t due_ns;		/* WAITING: when it is sent again */
 	uint64_t born_ns;

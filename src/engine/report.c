@@ -6,6 +6,15 @@
 #include "base/text.h"
 #include "engine/job.h"
 
+/* When there is no room for one more reason: any of the path, or the last. */
+static struct tally *tally_of_path(struct pen_job *job, const char *path)
+{
+	for (unsigned int i = 0; i < job->tally_count; i++)
+		if (!strcmp(job->tallies[i].path, path))
+			return &job->tallies[i];
+	return &job->tallies[job->tally_count - 1];
+}
+
 struct tally *job_tally(struct pen_job *job, const char *path, const char *reason)
 {
 	struct tally *tally = NULL;
@@ -17,7 +26,7 @@ struct tally *job_tally(struct pen_job *job, const char *path, const char *reaso
 	if (!tally) {
 		/* Each lane may have had its own reason to step down: there is room for some. */
 		if (job->tally_count == PEN_PATHS_MAX) {
-			tally = &job->tallies[PEN_PATHS_MAX - 1];
+			tally = tally_of_path(job, path);
 			goto out;
 		}
 		tally = &job->tallies[job->tally_count++];

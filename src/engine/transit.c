@@ -28,8 +28,10 @@ static void set_state(struct lane *lane, struct transit *transit, enum transit_s
 
 void transit_let_go(struct lane *lane, struct transit *transit)
 {
-	queue_release(&lane->queue, &transit->io);
-	if (lane->queue.inner->lends)
+	/* Without a queue, after a step down that failed, nothing of it is a queue's. */
+	if (lane->queue_up)
+		queue_release(&lane->queue, &transit->io);
+	if (lane->queue_up && lane->queue.inner->lends)
 		budget_count(&lane->job->budget, -(int64_t)(transit->end - transit->offset));
 	set_state(lane, transit, FREE);
 	staging_put(&lane->staging, transit->slot);
@@ -46,7 +48,7 @@ static void home(struct lane *lane, struct transit *transit)
 		atomic_fetch_add_explicit(&lane->edge_tally->bytes, transit->edge_bytes,
 					  memory_order_relaxed);
 	}
-	atomic_fetch_add_explicit(&lane->tally->bytes, direct, memory_order_relaxed);
+	atomic_fetch_add_explicit(&transit->tally->bytes, direct, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
 	lane->requests++;
 	if (!lane->path.kind->seen)
@@ -98,6 +100,7 @@ static void send(struct lane *lane, struct transit *transit)
 	}
 	if (!transit->born_ns)
 		transit->born_ns = transit->io.started_ns;
+	transit->tally = lane->tally;
 	set_state(lane, transit, QUEUED);
 }
 
@@ -161,7 +164,7 @@ static bool path_barred(struct lane *lane, const struct queue_request *io)
 		return lane->job->options.transfer == PEN_AUTO;
 	/* Mapping or registering was refused; a failing store is no reason to go another way. */
 	if (lane->queue.inner->lends)
-		return io->error.domain == PEN_DOMAIN_CUDA || result == -ENODEV ||
+		return (io->error.code && io->error.domain == PEN_DOMAIN_CUDA) || result == -ENODEV ||
 		       result == -EACCES || result == -EPERM || result == -ENOMEM ||
 		       result == -ENOTSUP || result == -EINVAL;
 	return io->direct && (result == -EINVAL || result == -EOPNOTSUPP);
@@ -374,7 +377,7 @@ bool transit_advance(struct lane *lane)
 	bool moved = false;
 
 	/* Where only the store can bring news, thousands that wait for it need no look. */
-	if (!lane->copying && (full || !(lane->sendable + lane->waiting)))
+	if (!lane->copying && !lane->waiting && (full || !lane->sendable))
 		return false;
 	for (unsigned int i = staging_next(staging, 0); i < staging->slot_count;
 	     i = staging_next(staging, i + 1)) {

@@ -30,6 +30,7 @@ struct scenario {
 	uint64_t size;
 	bool hot, replaces;
 	bool allocates;		/* the job allocates the memory it reads into */
+	const char *inject;	/* what a store does besides; a write then asks for groups */
 };
 
 enum { ONCE, FOR_GOOD };
@@ -153,6 +154,8 @@ static int move(const struct scenario *scenario)
 		options.allocate = scenario->size;
 		options.allocated = &memory;
 	}
+	options.inject = scenario->inject;
+	options.groups = scenario->inject && !read;
 
 	fault.armed = true;
 	rc = pen_device_open(scenario->device, &device, &kit_err);
@@ -346,6 +349,13 @@ TEST_SLOW(write_over_a_file_from_the_gpu)
 {
 	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
 					   .replaces = true });
+}
+
+/* The lane changes its queue while what it gathered waits to be sent. */
+TEST(write_whose_path_is_barred)
+{
+	fail_every_call((struct scenario){ "direct-threads", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
+					   .inject = "fail:2:EINVAL" });
 }
 
 TEST(mapped_read)
