@@ -164,7 +164,8 @@ static bool path_barred(struct lane *lane, const struct queue_request *io)
 		return lane->job->options.transfer == PEN_AUTO;
 	/* Mapping or registering was refused; a failing store is no reason to go another way. */
 	if (lane->queue.inner->lends)
-		return (io->error.code && io->error.domain == PEN_DOMAIN_CUDA) || result == -ENODEV ||
+		return (io->error.code && io->error.domain == PEN_DOMAIN_CUDA) ||
+		       result == -ENODEV ||
 		       result == -EACCES || result == -EPERM || result == -ENOMEM ||
 		       result == -ENOTSUP || result == -EINVAL;
 	return io->direct && (result == -EINVAL || result == -EOPNOTSUPP);

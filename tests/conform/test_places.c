@@ -369,7 +369,7 @@ TEST(each_device_waits_for_a_stream_of_its_own)
 		pen_device_close(devices[i]);
 }
 
-/* A stream of the caller's fills memory late; only the job that waits for it writes the new bytes. */
+/* A stream of the caller's fills memory late; only a job that waits for it writes the new bytes. */
 static void check_stream(struct pen_device *job_device, bool host_memory, bool twice)
 {
 	struct pen_options options = PEN_OPTIONS_INIT;

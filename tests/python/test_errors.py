@@ -464,7 +464,7 @@ def with_an_attribute(path):
 def test_changes_are_noticed_as_far_as_the_manual_says(few, changes, noticed):
     path, tensors = few
     path.chmod(0o644)
-    coming = penstock.stream(path, window=2)
+    coming = penstock.stream(path, window=2, copy=True)
     next(coming)
     for change in changes:
         change(path)

@@ -176,6 +176,7 @@ def test_what_was_written_in_secret_since_is_loaded_anew(few, waits, also):
 
 
 @pytest.mark.parametrize("code, raises", [(errno.ESTALE, False), (errno.EIO, True)])
+@pytest.mark.parametrize("way", ["moved"], indirect=True)
 def test_of_what_goes_wrong_on_the_way_only_a_change_begins_anew(few, monkeypatch, code, raises):
     path, tensors = few
     begun = penstock.prefetch(path, "cpu")
@@ -193,6 +194,7 @@ def test_of_what_goes_wrong_on_the_way_only_a_change_begins_anew(few, monkeypatc
     assert begun.key not in _prefetch._begun
 
 
+@pytest.mark.parametrize("way", ["moved"], indirect=True)
 @pytest.mark.parametrize("end", ["wait", "cancel", "load", "fail"])
 def test_a_prefetch_that_is_kept_keeps_no_file_open(few, end):
     path, tensors = few
