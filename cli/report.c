@@ -342,7 +342,7 @@ void report_job_text(const struct pen_report *all, double open_seconds)
 	       report_seconds(all->seconds, seconds, sizeof(seconds)),
 	       report_rate(all->gb_per_s * 1e9, rate, sizeof(rate)),
 	       report_seconds(all->setup_seconds, setup, sizeof(setup)),
-	       all->cpu_seconds < 0.01 ? 4 : 2, all->cpu_seconds,
+	       all->cpu_seconds < 0.0001 ? 6 : all->cpu_seconds < 0.01 ? 4 : 2, all->cpu_seconds,
 	       text_from_size(all->pinned_bytes, pinned, sizeof(pinned)));
 	if (all->retries)
 		printf(", %llu %s", (unsigned long long)all->retries,

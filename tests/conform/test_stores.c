@@ -86,7 +86,7 @@ TEST(a_request_that_comes_up_short_is_continued_elsewhere)
 	close_store(&all);
 }
 
-TEST(a_request_that_waits_for_its_time_holds_up_nobody)
+TEST_ALONE(a_request_that_waits_for_its_time_holds_up_nobody)
 {
 	struct pen_extent all = open_store("pattern:64M,retry=400ms,rate=2G");
 	struct pen_progress progress;
@@ -106,7 +106,7 @@ TEST(a_request_that_waits_for_its_time_holds_up_nobody)
 	close_store(&all);
 }
 
-TEST(who_waits_for_its_time_is_cancelled_at_once)
+TEST_ALONE(who_waits_for_its_time_is_cancelled_at_once)
 {
 	struct pen_extent all = open_store("pattern:64M,retry=30s");
 	struct pen_job *job;

@@ -302,7 +302,7 @@ TEST(cufile_tells_gathered_when_it_is_stored)
 	tear_down();
 }
 
-TEST(what_is_gathered_is_told_before_a_slow_store_has_it)
+TEST_ALONE(what_is_gathered_is_told_before_a_slow_store_has_it)
 {
 	uint64_t groups[GROUPS];
 	struct pen_object *sink;
