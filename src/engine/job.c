@@ -277,7 +277,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct sc
 	return 0;
 }
 
-/* Start the lanes. One that cannot be started is done without, as long as its way has another. */
+/* Start the lanes. One that cannot be started is done without, as long as its path has another. */
 static void job_start(struct pen_job *job)
 {
 	job->state = PEN_RUNNING;
