@@ -261,13 +261,15 @@ enum pen_transfer_type {
  * What a transfer leaves in the page cache. The fastest way from a disk goes around it and leaves
  * nothing behind, so the next read is as slow as the first. AFTER has both: the job takes the
  * fastest way, and once it has ended a background thread of the process reads the same bytes into
- * the page cache; see pen_warming_poll(). It gives way to whoever else uses the disk, ends where
- * memory gets short, and delays neither other jobs nor the end of the process: what is unread then
- * stays cold. Writes leave what their path leaves, unless KEEP or DROP say otherwise.
+ * the page cache; see pen_warming_poll(). It gives way to whoever else uses the disk (a disk that
+ * never rests is read a little now and then), ends where memory gets short, and delays neither
+ * other jobs nor the end of the process: what is unread then stays cold. Writes leave what their
+ * path leaves, unless KEEP or DROP say otherwise.
  *
  * AFTER_UNASKED is the same for programs whose users did not ask for it: it is done only where it
  * hurts nobody, that is, where the bytes fit into half of the memory that is available (limits of
- * control groups counted) and lie on disks of this machine. The report says whether it is done.
+ * control groups counted) and lie on disks of this machine, while those have nothing else to do.
+ * The report says whether it is done.
  * People's word for it is "auto"; see pen_cache_parse().
  */
 enum pen_cache {

@@ -500,11 +500,12 @@ static PyType_Slot object_slots[] = {
 
 /* ------------------------------------------------------------------------------------ Job -- */
 
-/* Options that every call takes: transfer, memory_limit, stream. */
+/* Options that every call takes: transfer, memory_limit, stream, cache. */
 static bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
-			 PyObject *stream)
+			 PyObject *stream, int cache)
 {
 	options->transfer = transfer;
+	options->cache = cache;
 	if (memory_limit && memory_limit != Py_None)
 		options->memory_limit = PyLong_AsUnsignedLongLong(memory_limit);
 	if (stream && stream != Py_None)
@@ -589,7 +590,7 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 static PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
-		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N}",
+		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,s:s}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -599,7 +600,8 @@ static PyObject *report_dict(const struct pen_report *report)
 		report->latency_us_p50, "latency_us_p95", report->latency_us_p95, "latency_us_p99",
 		report->latency_us_p99, "latency_us_max", report->latency_us_max, "paths",
 		paths(report->paths, report->path_count), "refused",
-		paths(report->refused, report->refused_count));
+		paths(report->refused, report->refused_count), "warming_bytes",
+		U64(report->warming_bytes), "cache_reason", report->cache_reason);
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -780,10 +782,10 @@ static bool read_extent(PyObject *item, struct pen_extent *extent)
 static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "direction", "device", "extents", "keeps", "transfer",
-				 "memory_limit", "stream", NULL };
+				 "memory_limit", "stream", "cache", NULL };
 	struct pen_options options = PEN_OPTIONS_INIT;
 	PyObject *list, *keeps, *memory_limit = NULL, *stream = NULL, *all;
-	int direction, transfer = PEN_AUTO, rc;
+	int direction, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_job *handle = NULL;
 	struct pen_extent *extents;
 	struct device *device;
@@ -792,10 +794,10 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct job *job;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!O!O|iOO", names, &direction,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!O!O|iOOi", names, &direction,
 					 device_type, &device, &PyList_Type, &list, &keeps,
-					 &transfer, &memory_limit, &stream) ||
-	    !read_options(&options, transfer, memory_limit, stream))
+					 &transfer, &memory_limit, &stream, &cache) ||
+	    !read_options(&options, transfer, memory_limit, stream, cache))
 		return NULL;
 	count = PyList_Size(list);
 	extents = PyMem_Calloc((size_t)(count ? count : 1), sizeof(extents[0]));
@@ -1145,21 +1147,21 @@ static struct pen_placement *place(struct selection *selection, PyObject *where)
 static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "device", "where", "keeps", "groups", "transfer", "memory_limit",
-				 "stream", NULL };
+				 "stream", "cache", NULL };
 	struct selection *selection = (struct selection *)self;
 	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *stream = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
-	int groups = 0, transfer = PEN_AUTO, rc;
+	int groups = 0, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_placement *placed;
 	struct pen_job *handle = NULL;
 	struct device *device;
 	struct pen_error err;
 	struct job *job;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOO", names, device_type, &device,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOOi", names, device_type, &device,
 					 &where, &keeps, &groups, &transfer, &memory_limit,
-					 &stream) ||
-	    !read_options(&options, transfer, memory_limit, stream))
+					 &stream, &cache) ||
+	    !read_options(&options, transfer, memory_limit, stream, cache))
 		return NULL;
 	placed = place(selection, where);
 	if (!placed)
@@ -1194,7 +1196,7 @@ static PyMethodDef selection_methods[] = {
 	{ "offsets", selection_offsets, METH_NOARGS, "[(offset, nbytes)] of the common layout." },
 	{ "load", (PyCFunction)(void (*)(void))selection_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, where=None, keeps=None, groups=False, transfer=0, memory_limit=None, "
-	  "stream=None) -> Job; where: None, an address or a list of addresses." },
+	  "stream=None, cache=0) -> Job; where: None, an address or a list of addresses." },
 	{ NULL },
 };
 
@@ -1240,13 +1242,14 @@ static PyObject *trim(PyObject *module, PyObject *unused)
 }
 
 /* Before the interpreter ends: memory that bytes land in is about to go. A job that another thread
- * waits for is that thread's. */
+ * waits for is that thread's. Nor shall the end wait for what is read into the page cache. */
 static PyObject *stop_all(PyObject *module, PyObject *unused)
 {
 	struct job *job = under_way;
 
 	(void)module;
 	(void)unused;
+	pen_warming_stop();
 	while (job) {
 		if (!job->handle || job->waiting) {
 			job = job->next;
@@ -1285,10 +1288,14 @@ static PyMethodDef functions[] = {
 	{ "map_file", map_file, METH_VARARGS,
 	  "map_file(device, fd, size) -> Memory; what is written to it never reaches the file." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
-	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
-	  "-> Job; an extent is (object, offset, address, length)." },
+	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
+	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
+	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
+	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
+	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },
+	{ "warming_stop", warming_stop, METH_NOARGS, "Give up what is left." },
 	{ NULL },
 };
 

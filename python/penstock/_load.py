@@ -21,7 +21,7 @@ from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, Dlpack, adapter, is_floating
 from ._mapped import Maps, Opened, fits, open_mapped, span
-from ._options import AUTO, MEMORY_LIMIT_LEAST, copies, options
+from ._options import AUTO, DROP, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
 
 #: Bytes of one group of tensors that are converted.
@@ -35,14 +35,15 @@ NOT_AS_THEY_LIE = ("in the file their bytes are not in one stretch, or not align
 class _Moves:
     """How the jobs of one call move, and what they report."""
 
-    def __init__(self, transfer, memory_limit: int | None, progress: bool):
+    def __init__(self, transfer, memory_limit: int | None, progress: bool,
+                 cache: str | None = None):
         """Refuses what makes no sense."""
-        self.transfer, self.memory_limit = options(transfer, memory_limit)
+        self.transfer, self.memory_limit, self.cache = options(transfer, memory_limit, cache)
         #: How many jobs may run at the same time and share the limit.
         self.together = 2 if self.memory_limit >= 2 * MEMORY_LIMIT_LEAST else 1
         self.progress = progress
-        #: Has the caller left the way to us?
-        self.plain = self.transfer == AUTO and memory_limit is None
+        #: Has the caller left the way to us? Pages that are mapped cannot be dropped.
+        self.plain = self.transfer == AUTO and memory_limit is None and self.cache != DROP
         self.reports: list[dict] = []
         self.refused: list[tuple] = []
         self.begin()
@@ -146,7 +147,7 @@ class _Group:
         """The job, one of `share` that run at the same time; it keeps the memory."""
         return self.selection.load(self.target.engine_device(), self.where,
                                    self.places or self.into, groups, moves.transfer,
-                                   moves.memory_limit // share, self.target.stream())
+                                   moves.memory_limit // share, self.target.stream(), moves.cache)
 
     def tensor(self, at: int) -> Any:
         """One of them."""
@@ -324,7 +325,8 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
                slices: Mapping[str, Any] | None = None, dtype: Any = None,
                into: Mapping[str, Any] | None = None, copy: bool = False,
                arena: bool | None = None, transfer: str | int = "auto",
-               memory_limit: int | None = None, progress: bool = False) -> dict[str, Any]:
+               memory_limit: int | None = None, cache: str | None = None,
+               progress: bool = False) -> dict[str, Any]:
     """Load the tensors of a model: a safetensors file, a folder of shards, or an index file.
 
     ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device. ``framework`` says what the
@@ -346,17 +348,20 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     have those that are converted.
 
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
-    most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
-    ``last_report()``. Work queued on the current stream afterwards sees the bytes.
+    most staging memory in bytes (128 MiB), ``progress`` shows a bar. ``cache`` says what is left in
+    the page cache for the next load: "auto", "keep", "after", "drop" or "off"; see docs/python.md.
+    What happened is in ``last_report()``. Work queued on the current stream afterwards sees the
+    bytes.
     """
-    moves = _Moves(transfer, memory_limit, progress)
+    moves = _Moves(transfer, memory_limit, progress, cache)
     target = adapter(framework, device)
     moves.begin()
     label = _label(path)
     mapped = into is None and arena is None and maps_files(target, moves, copy)
     plain = slices is None and into is None and dtype is None and arena is not False
     ready = _prefetch.take(path, target.device)
-    if ready is not None and ready.maps is None and plain and moves.plain:
+    if (ready is not None and ready.maps is None and plain and moves.plain
+            and (cache is None or ready.cache == moves.cache)):
         found = _join(ready, target, keys, moves, label)
         if found is not None:
             return found
@@ -403,7 +408,7 @@ def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: st
               slices: Mapping[str, Any] | None = None, dtype: Any = None,
               into: Mapping[str, Any] | None = None, copy: bool = False,
               arena: bool | None = None, transfer: str | int = "auto",
-              memory_limit: int | None = None, progress: bool = False,
+              memory_limit: int | None = None, cache: str | None = None, progress: bool = False,
               backend: str = "mmap") -> dict[str, Any]:
     """Load a safetensors file: a drop-in for ``safetensors.torch.load_file``.
 
@@ -413,7 +418,7 @@ def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: st
     copy = copies(backend) or copy
     return load_model(filename, device, framework=framework, keys=keys, slices=slices, dtype=dtype,
                       into=into, copy=copy, arena=arena, transfer=transfer,
-                      memory_limit=memory_limit, progress=progress)
+                      memory_limit=memory_limit, cache=cache, progress=progress)
 
 
 def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
@@ -421,7 +426,7 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
            slices: Mapping[str, Any] | None = None, dtype: Any = None,
            into: Mapping[str, Any] | None = None, window: int = 2 << 30, copy: bool = False,
            transfer: str | int = "auto", memory_limit: int | None = None,
-           progress: bool = False) -> Iterator[tuple[str, Any]]:
+           cache: str | None = None, progress: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) as the tensors of a model land, each once.
 
     The model is read in groups of neighbours of at most half of ``window`` bytes, two at a time, so
@@ -435,7 +440,7 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
     """
     if not isinstance(window, int) or window <= 0:
         raise ValueError(f"window is a number of bytes above 0, not {window!r}")
-    moves = _Moves(transfer, memory_limit, progress)
+    moves = _Moves(transfer, memory_limit, progress, cache)
     target = adapter(framework, device)
     moves.begin()
     _prefetch.drop(path, target.device)

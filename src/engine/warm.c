@@ -22,17 +22,19 @@
 #define HOLE ((uint64_t)2 << 20)
 
 /*
- * Others are at the disk if they moved more than a quarter of what was read during a burst, or if
- * anything happens in the moment after it; the kernel's own read-ahead of it has a moment to end
- * before. Then the disk has to rest for a while: longer each time that it does not, up to a second.
+ * Others are at the disk if they moved as much as one piece during a burst, or if anything happens
+ * in the moment after it; the kernel's own read-ahead has some time to end before. Then the disk
+ * has to rest for a while: longer each time that it does not, up to a second. So has it at first.
+ * One that never rests gets a burst after each such second if somebody asked for it, else none.
  */
-#define OTHERS_SHARE 4
 #define SETTLE_NS 1000000ull
 #define MOMENT_NS 2000000ull
-#define WHILE_NS 100000000ull
+#define WHILE_NS 25000000ull
 #define LONGEST_NS 1000000000ull
-/* A rest has fewer requests than one in this time: some programs never quite stop to write. */
+/* In a rest there is no more than one request in so long a time, and few bytes: some programs never
+ * quite stop to write. */
 #define REQUEST_NS 10000000ull
+#define REST_BYTES ((uint64_t)256 << 10)
 
 struct warm_range {
 	uint64_t offset, length;
@@ -158,7 +160,8 @@ static bool was_quiet(struct warm *warm, struct warm_file *file, uint64_t ns)
 		return true;
 	if (rest(warm, file, ns) || disk_look(&file->disk, &after))
 		return true;
-	return !after.in_flight && after.requests - before.requests <= ns / REQUEST_NS;
+	return !after.in_flight && after.requests - before.requests <= ns / REQUEST_NS &&
+	       disk_others(&before, &after, 0) <= REST_BYTES;
 }
 
 /* Until the disk has a rest, or the file is dropped. */
@@ -168,7 +171,7 @@ static void give_way(struct warm *warm, struct warm_file *file, bool busy)
 
 	if (!busy && !rest(warm, file, SETTLE_NS) && was_quiet(warm, file, MOMENT_NS))
 		return;
-	while (!was_quiet(warm, file, ns) && !rest(warm, file, ns))
+	while (!was_quiet(warm, file, ns) && (file->unasked || ns < LONGEST_NS))
 		ns = 2 * ns < LONGEST_NS ? 2 * ns : LONGEST_NS;
 }
 
@@ -268,7 +271,7 @@ static bool read_burst(struct warm *warm, struct warm_file *file)
 		over = file->dropped || !file->left;
 		pthread_mutex_unlock(&warm->lock);
 		if (seen && !disk_look(&file->disk, &after))
-			others = disk_others(&before, &after, all) > BURST / OTHERS_SHARE;
+			others = disk_others(&before, &after, all) >= PIECE;
 	}
 	return others;
 }

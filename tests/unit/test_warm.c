@@ -153,6 +153,16 @@ TEST(it_gives_way_to_others_at_the_disk)
 	end();
 }
 
+TEST(who_asks_gets_it_from_a_disk_that_never_rests)
+{
+	begin();
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, false, &bytes, reason);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK_EQ(resident(), SIZE);
+	end();
+}
+
 TEST(what_others_moved_is_all_but_the_own)
 {
 	struct disk_counts before = { 10, 5 * MIB, 0 }, after = { 20, 13 * MIB, 0 };
@@ -237,7 +247,7 @@ static void check_let_go(void (*change)(const char *path))
 {
 	begin();
 	disk_has(100, 1000, 1);
-	warm_begin(&warm, schedule, false, &bytes, reason);
+	warm_begin(&warm, schedule, true, &bytes, reason);
 	CHECK_EQ(bytes, SIZE);
 	change(in_scratch("file"));
 	disk_has(100, 1000, 0);
