@@ -407,6 +407,8 @@ static int run(struct copy *copy, struct pen_error *err)
 		rc = commit(copy, err);
 	if (!rc && copy->set.verify)
 		rc = check_result(copy, err);
+	if (!rc)
+		rc = warming_finish(&copy->report.warming, &copy->report.read, &copy->progress);
 	return rc;
 }
 

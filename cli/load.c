@@ -79,6 +79,7 @@ struct load {
 	uint64_t kept;				/* most that --drop-cache could not evict */
 	char (*hashes)[HASH_TEXT_SIZE];
 	struct ceiling ceiling;
+	struct warming warming;
 	struct progress progress;
 };
 
@@ -213,10 +214,14 @@ static void free_memory(struct load *load)
 static int load_once(struct load *load, struct pen_report *report, struct pen_error *err)
 {
 	struct pen_options options = load->set.engine;
+	bool last = report == &load->runs[load->set.repeat - 1];
 	struct pen_job *job;
 	uint64_t anonymous;
 	int rc;
 
+	/* What comes after a load comes after the last: the next would be in its way. */
+	if (!last && options.cache == PEN_CACHE_AFTER)
+		options.cache = PEN_CACHE_AUTO;
 	if (load->set.drop_cache) {
 		rc = drop_cache(load, err);
 		if (rc)
@@ -427,6 +432,7 @@ static void print_json(const struct load *load)
 	report_job_json(object, run);
 	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
 							  run->path_count, false));
+	report_cache_json(object, &load->warming);
 	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
 	json_object_set_new(object, "runs", runs_json(load));
 	json_object_set_new(object, "ceiling", ceiling_json(load));
@@ -514,6 +520,7 @@ static void print_text(const struct load *load)
 	       count == 1 ? "file" : "files");
 	report_job_text(load->median, load->open_seconds);
 	report_paths_text(load->median, NULL, load->median);
+	report_cache_text(&load->warming);
 	print_ceiling(load);
 	print_memory(load);
 	print_runs(load);
@@ -534,6 +541,9 @@ static int run(struct load *load, struct pen_error *err)
 	rc = open_all(load, err);
 	if (!rc)
 		rc = load_all(load, err);
+	if (!rc)
+		rc = warming_finish(&load->warming, &load->runs[load->set.repeat - 1],
+				    &load->progress);
 	if (!rc && load->set.hash)
 		rc = hash_all(load, err);
 	if (!rc && !load->set.no_ceiling)

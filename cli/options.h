@@ -17,6 +17,7 @@ enum option_kind {
 	OPTION_NUMBER,		/* uint32_t */
 	OPTION_CHOICE,		/* one of `choices`; int, its index */
 	OPTION_TRANSFER,	/* what pen_transfer_parse() takes; int */
+	OPTION_CACHE,		/* what pen_cache_parse() takes, with `choices` for help; int */
 	OPTION_DEVICE,		/* "cuda:N", "host" or "cpu"; const char *, as the engine has it */
 	OPTION_TEXT,		/* const char * */
 	OPTION_LIST,		/* a text, as often as wanted; struct option_list */
@@ -61,9 +62,11 @@ struct option_list {
 	{ "request-size", 0, OPTION_SIZE, "SIZE", \
 	  .where = offsetof(struct settings, engine.request_size), .min = 4096, .max = 1 << 30, \
 	  .help = "Bytes of one request; otherwise found while running" }, \
-	{ "cache", 0, OPTION_CHOICE, .choices = options_cache, \
+	{ "cache", 0, OPTION_CACHE, .choices = options_cache, \
 	  .where = offsetof(struct settings, engine.cache), \
-	  .help = "What to leave in the page cache: as the path has it, everything, nothing" }, \
+	  .help = "What to leave in the page cache: everything (keep), everything but read a " \
+		  "second time afterwards, which is waited for (after), nothing (drop), or what " \
+		  "the path leaves (auto, off)" }, \
 	{ "inject", 0, OPTION_TEXT, "SPEC", .where = offsetof(struct settings, engine.inject), \
 	  .help = "Make requests fail, for tests: fail:3:EIO, short:1, delay:5%:50ms, corrupt:2" }
 #define GPU_MAX 255	/* the highest N of cuda:N; the engine's own limit */

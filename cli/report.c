@@ -53,6 +53,9 @@ void report_add(struct pen_report *sum, const struct pen_report *job)
 	sum->request_size = job->request_size;
 	sum->depth = job->depth;
 	memcpy(sum->device, job->device, sizeof(sum->device));
+	sum->warming_bytes += job->warming_bytes;
+	if (job->cache_reason[0])
+		memcpy(sum->cache_reason, job->cache_reason, sizeof(sum->cache_reason));
 	for (uint32_t i = 0; i < job->path_count; i++)
 		add_path(sum->paths, &sum->path_count, &job->paths[i]);
 	for (uint32_t i = 0; i < job->refused_count; i++)
@@ -192,6 +195,17 @@ void report_job_json(json_t *object, const struct pen_report *all)
 					 true));
 }
 
+void report_cache_json(json_t *object, const struct warming *warming)
+{
+	json_object_set_new(object, "cache_reason", report_text(warming->reason));
+	if (!(warming->seconds > 0))
+		return;
+	json_object_set_new(object, "warmed_bytes", report_number(warming->brought));
+	json_object_set_new(object, "warming_seconds", report_real(warming->seconds));
+	json_object_set_new(object, "not_warmed_bytes", report_number(warming->given_up));
+	json_object_set_new(object, "not_warmed_reason", report_text(warming->why_not));
+}
+
 static void copy_json(const struct report *report, const struct pen_report *all)
 {
 	const struct pen_report *read = &report->read, *write = &report->write;
@@ -206,6 +220,7 @@ static void copy_json(const struct report *report, const struct pen_report *all)
 	json_object_set_new(object, "commit_seconds", report_real(report->commit_seconds));
 	report_job_json(object, all);
 	json_object_set_new(object, "paths", paths);
+	report_cache_json(object, &report->warming);
 	if (report->verified) {
 		json_object_set_new(object, "verified", json_true());
 		json_object_set_new(object, "hash", json_string(report->hash));
@@ -367,10 +382,30 @@ void report_paths_text(const struct pen_report *read, const struct pen_report *w
 	}
 }
 
+void report_cache_text(const struct warming *warming)
+{
+	char bytes[REPORT_BYTES_MAX], seconds[REPORT_BYTES_MAX];
+
+	if (!warming->reason[0])
+		return;
+	if (!(warming->seconds > 0)) {
+		printf("  cache: %s\n", warming->reason);
+		return;
+	}
+	printf("  cache: %s brought into the page cache in %s afterwards",
+	       report_bytes(warming->brought, bytes, sizeof(bytes)),
+	       report_seconds(warming->seconds, seconds, sizeof(seconds)));
+	if (warming->given_up)
+		printf("; %s were not: %s", report_bytes(warming->given_up, bytes, sizeof(bytes)),
+		       warming->why_not);
+	putchar('\n');
+}
+
 static void copy_text(const struct report *report, const struct pen_report *all)
 {
 	report_job_text(all, report->open_seconds);
 	report_paths_text(&report->read, &report->write, all);
+	report_cache_text(&report->warming);
 	if (report->verified)
 		printf("  verified: XXH3-128 %s\n", report->hash);
 }

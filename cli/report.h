@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include "base/hash.h"
 #include "penstock.h"
+#include "warming.h"
 
 /* What a copy did. `read` and `write` are each the sum of their jobs; all zero where none ran. */
 struct report {
@@ -18,6 +19,7 @@ struct report {
 	double open_seconds;	/* before the first job: devices, files, memory */
 	double seconds;		/* first job started to last byte committed */
 	double commit_seconds;	/* of these, making it durable */
+	struct warming warming;
 	bool verified;
 	char hash[HASH_TEXT_SIZE];
 };
@@ -37,6 +39,10 @@ void report_job_json(json_t *object, const struct pen_report *all);
 void report_job_text(const struct pen_report *all, double open_seconds);
 void report_paths_text(const struct pen_report *read, const struct pen_report *write,
 		       const struct pen_report *all);
+
+/* What became of bytes that were read around the page cache; nothing where there were none. */
+void report_cache_json(json_t *object, const struct warming *warming);
+void report_cache_text(const struct warming *warming);
 
 /* What is odd about a model: a list, or a line each. */
 json_t *report_warnings(const struct pen_model *model);

@@ -505,7 +505,7 @@ def test_file_without_permission(penstock, open_dir):
     (["a", "--inject", "x"], "rule 1 cannot be understood"),
     (["a", "--repeat", "0"], "from 1 to 1000"), (["a", "--repeat", "1001"], "from 1 to 1000"),
     (["a", "--transfer", "warp"], "warp"), (["a", "--memory-limit", "1"], "is not a size from"),
-    (["a", "--cache", "maybe"], "auto|keep|drop"), (["a", "--keys"], None),
+    (["a", "--cache", "maybe"], "auto|keep|after|drop|off"), (["a", "--keys"], None),
 ])
 def test_called_wrongly(penstock, args, words):
     if words is None:    # --json would be taken for the value
