@@ -211,28 +211,22 @@ static bool may_go_on(struct warm *warm, struct warm_file *file)
 	return current;
 }
 
-/* The next piece into the page cache, and on. `own` is what came from the disk for it. */
+/* The next piece into the page cache, and on. `own` is what had to come from the disk: of a piece
+ * that is there nothing, and of any other more, since the kernel reads ahead. */
 static int read_piece(struct warm_file *file, uint64_t *length, uint64_t *own)
 {
 	struct warm_range *now = &file->now;
-	uint64_t before = os_thread_read(), pages = 0, cached;
-	int rc = 0;
+	uint64_t before = os_thread_read();
+	int rc;
 
 	/* Pieces end where huge pages do. */
 	*length = PIECE - now->offset % PIECE;
 	if (*length > now->length)
 		*length = now->length;
-	/* Whoever is not told is taken for one who has nothing there. */
-	cached = os_cachestat(file->fd, now->offset, *length, &pages) ? 0 : pages * os_page_size();
-	if (cached < *length)
-		rc = os_fetch(file->fd, now->offset, *length);
+	rc = os_fetch(file->fd, now->offset, *length);
 	now->offset += *length;
 	now->length -= *length;
-	/* The kernel reads ahead of what it was asked for, which the next piece finds there. A
-	 * kernel that does not count what a thread reads leaves the guess. */
 	*own = os_thread_read() - before;
-	if (*own + cached < *length)
-		*own = *length - cached;
 	return rc;
 }
 

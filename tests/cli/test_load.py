@@ -20,7 +20,8 @@ TYPES = ["auto", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU", "MAPPED"]
 FIELDS = {"model", "transfer", "device", "files", "tensors", "bytes", "storage_bytes", "seconds",
           "setup_seconds", "gb_per_s", "cpu_seconds", "pinned_bytes", "lanes", "depth",
           "request_size", "requests", "retries", "latency_us", "refused", "paths", "open_seconds",
-          "runs", "ceiling", "ceiling_reason", "memory_bytes", "anonymous_bytes", "warnings"}
+          "runs", "ceiling", "ceiling_reason", "memory_bytes", "anonymous_bytes", "warnings",
+          "cache_reason"}
 SLOW = ["--lanes", "1", "--depth", "1", "--request-size", "128K", "--inject", "delay:1+:20ms"]
 
 
@@ -214,6 +215,19 @@ def test_report_adds_up(penstock, model):
     assert len(report["runs"]) == 1 and report["runs"][0]["seconds"] == report["seconds"] > 0
     assert all(path["reason"] for path in report["paths"] + report["refused"])
     assert report["anonymous_bytes"] < 64 * MIB and report["warnings"] == []
+
+
+def test_the_page_cache_is_filled_after_the_last_load(penstock, model):
+    options = ["--drop-cache", "--repeat", "2", "--no-ceiling", "--cache"]
+    first = on_host(penstock, model, *options, "off")
+    if first["not_evicted_bytes"] or not first["paths"][0]["path"].startswith("direct"):
+        pytest.skip("this file system does not drop its page cache, or has no direct I/O")
+    report = on_host(penstock, model, *options, "after")
+    assert report["warmed_bytes"] > 0 and not report["not_warmed_reason"]
+    assert [path["path"] for path in report["paths"]] == [first["paths"][0]["path"]]
+    again = on_host(penstock, model, "--no-ceiling", "--cache", "after")
+    assert [path["path"] for path in again["paths"]] == ["cached"]
+    assert again["cache_reason"] == ""
 
 
 def test_report_for_people(penstock, model):
