@@ -304,9 +304,9 @@ static void add_ranges(struct warm_file *file, const struct schedule *schedule, 
 	for (; *next < end; ++*next) {
 		uint32_t number = schedule->work[AROUND].requests[*next];
 		const struct plan_request *request = &schedule->plan->requests[number];
-		struct warm_range *last = &file->ranges[file->count - 1];
+		struct warm_range *last = file->count ? &file->ranges[file->count - 1] : NULL;
 
-		if (!file->count || request->offset > last->offset + last->length + HOLE)
+		if (!last || request->offset > last->offset + last->length + HOLE)
 			file->ranges[file->count++] =
 				(struct warm_range){ request->offset, request->length };
 		else if (request->offset + request->length > last->offset + last->length)
