@@ -10,7 +10,7 @@
 #include "progress.h"
 
 struct warming {
-	const char *reason;	/* the engine's, about what a job read around the page cache; or "" */
+	const char *reason;	/* the engine's, for what was read around the page cache; or "" */
 	uint64_t brought, given_up;
 	char why_not[PEN_REASON_MAX];
 	double seconds;		/* 0: nothing was brought in */

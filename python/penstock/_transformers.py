@@ -490,7 +490,8 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
                     dtype: torch.dtype | str | None = None, auto_class: Any = None,
                     copy: bool = False, arena: bool | None = None,
                     transfer: str | int = "auto", memory_limit: int | None = None,
-                    cache: str | None = None, progress: bool = False, **kwargs: Any) -> transformers.PreTrainedModel:
+                    cache: str | None = None, progress: bool = False,
+                    **kwargs: Any) -> transformers.PreTrainedModel:
     """Load a transformers model with all its weights on one device.
 
     The result is that of ``AutoModelForCausalLM.from_pretrained``: tied weights, buffers, the

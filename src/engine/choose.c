@@ -27,7 +27,7 @@
 /* Jobs smaller than this are not worth setting io_uring up, and have so many lanes. */
 #define URING_WORTH ((uint64_t)4 << 20)
 #define SMALL_LANES 4u
-/* Reading through the page cache from a disk: so many lanes that fetch and then copy keep it busy. */
+/* Reading through the page cache from a disk: so many lanes that fetch, then copy, keep it busy. */
 #define FETCH_LANES 8u
 /* Digesting takes a tenth of what copying takes, so it takes some more lanes for the same rate. */
 #define DIGEST_LANES 2u

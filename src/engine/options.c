@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The options of a job: names of transfer types and cache policies, defaults, what makes no sense. */
+/* The options of a job: names of types and policies, defaults, and what makes no sense. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -295,7 +295,7 @@ static void *warm_run(void *argument)
 	return NULL;
 }
 
-/* ------------------------------------------------------------------------- what is to be read -- */
+/* --------------------------------------------------------------------- what is to be read -- */
 
 /* The ranges of the requests [*next, end) of the list around the cache. */
 static void add_ranges(struct warm_file *file, const struct schedule *schedule, size_t *next,
@@ -532,7 +532,7 @@ void warm_stop(struct warm *warm)
 	pthread_mutex_unlock(&warm->lock);
 }
 
-/* ------------------------------------------------------------------------------------- public -- */
+/* ---------------------------------------------------------------------------------- public -- */
 
 void pen_warming_poll(struct pen_warming *warming)
 {
