@@ -168,6 +168,10 @@ def do(job: dict) -> dict:
     if kind == "cache":
         return {"status": "ok", "rows": beside("ceilings").cache(
             job["files"], job["seconds"], job["reads"])}
+    if kind == "reads":
+        ceilings, size = beside("ceilings"), sum(Path(file).stat().st_size for file in job["files"])
+        return {"status": "ok", "row": ceilings.read_files(
+            job["files"], job["threads"], job["request"], False, size / 1e8)}
     if kind == "copy":
         beside("measure").device_ready(job["device"])
         return {"status": "ok", "rows": beside("ceilings").copy(job["device"])}
@@ -182,6 +186,7 @@ def work(job: dict) -> None:
     """Do a job and leave its answer; ends the process, without what libraries do on the way out."""
     os.dup2(2, 1)
     sys.path[:0] = job.get("path", [])
+    os.environ.update(job.get("environment", {}))
     try:
         answer = do(job)
     except ImportError as error:
