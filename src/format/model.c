@@ -168,8 +168,8 @@ static int twice(const struct merger *merger, const struct pen_tensor *one,
 	words_bad(merger->err, files[other->file].path, (int64_t)other->offset,
 		  "tensor \"%s\" is also in %s", words_text(name, one->name, one->name_length),
 		  words_name(file, files[one->file].name));
-	error_hint(merger->err, "Leave one of the files out, or add an index that says which one is "
-		   "meant");
+	error_hint(merger->err, "Leave one of the files out, or add an index that says which one "
+		   "is meant");
 	return -EBADMSG;
 }
 
