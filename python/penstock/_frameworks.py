@@ -510,8 +510,9 @@ class Adapters:
         """`device` is one, or a mapping of names, parts of the model and globs to devices."""
         self.framework = framework
         self._made: dict[str, Dlpack] = {}
-        self._rules = None
-        if not isinstance(device, Mapping):
+        #: Is each tensor to be asked for?
+        self.mapped = isinstance(device, Mapping)
+        if not self.mapped:
             self.only: Dlpack | None = self.at(device)
             return
         self._rules = Rules("device", {name: self.at(where) for name, where in device.items()},
@@ -529,7 +530,7 @@ class Adapters:
 
     def of(self, tensor: Tensor) -> Dlpack:
         """The one for a tensor."""
-        found = self.only if self._rules is None else self._rules.of(tensor)
+        found = self._rules.of(tensor) if self.mapped else self.only
         if found is None:
             raise refuse("place", tensor.name, "the map of devices says nothing of it",
                          'Name a device for all others, as in {"": "cpu"}')

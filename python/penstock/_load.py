@@ -371,11 +371,14 @@ def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into
     """The load, cut by where tensors go. Whatever does not fit is refused here, before anything is
     read."""
     found: dict[tuple[str, bool], list[Choice]] = {}
-    for choice in choices:
-        place = _target(choice, adapters, into).device, choice.tensor.name in into.tensors
-        found.setdefault(place, []).append(choice)
+    if into.module is None and not adapters.mapped or not choices:
+        found[adapters.all()[0].device, bool(into.tensors)] = choices   # most loads, and quickly
+    else:
+        for choice in choices:
+            place = _target(choice, adapters, into).device, choice.tensor.name in into.tensors
+            found.setdefault(place, []).append(choice)
     parts = []
-    for (device, filled), some in (found or {(adapters.all()[0].device, False): []}).items():
+    for (device, filled), some in found.items():
         target = adapters.at(device)
         fills = {c.tensor.name: into.tensors[c.tensor.name] for c in some} if filled else None
         conversion = _to_convert(some, target, dtypes, fills)
@@ -387,7 +390,7 @@ def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into
 
 def _check(choices: list[Choice], target: Dlpack, conversion: _Conversion, into: Into) -> None:
     """Do they fit into what is to be filled, or replaced?"""
-    for choice in choices:
+    for choice in choices if into.tensors or into.replaced else ():
         name, dtype = choice.tensor.name, conversion.dtype(choice)
         if name in into.tensors:
             target.address(name, into.tensors[name], dtype, choice.shape)
@@ -486,6 +489,8 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
         loaded.update(load_choices(part.opened, part.choices, part.target, part.conversion,
                                    part.into, arena is not False, moves, label))
     moves.keep_report(_devices(parts))
+    if into.module is None and len(parts) == 1:
+        return loaded
     return dict(named for choice in choices
                 for named in into.land(choice.tensor.name, loaded[choice.tensor.name]))
 
@@ -582,7 +587,10 @@ def _stream(parts: list[_Part], split, into: Into, limit: int, moves: _Moves, la
     """The generator behind stream(); what is wrong with the arguments is raised before it."""
     for part, (looked, left) in zip(parts, split):
         for choice, tensor in _stream_part(part, looked, left, limit, moves, label):
-            yield from into.land(choice.tensor.name, tensor)
+            if into.module is None:
+                yield choice.tensor.name, tensor
+            else:
+                yield from into.land(choice.tensor.name, tensor)
             del tensor
     moves.keep_report(_devices(parts))
 
