@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Loading: choose tensors, lay them out, start a job, look at the memory.
 
-One load is one job of the engine, with two exceptions. ``stream`` cuts a model into groups, so that
-tensors that were used can go while others come; and tensors that are converted pass through
-a small buffer in the file's dtype, group by group.
+One load is one job of the engine, with three exceptions. ``stream`` cuts a model into groups, so
+that tensors that were used can go while others come; tensors that are converted pass through a
+small buffer in the file's dtype, group by group; and several devices come one after the other.
 
 On the host nothing has to move: unless a copy is asked for, tensors look into the mapped file
 (``_mapped.py``), and the engine loads the few that cannot.
