@@ -2,21 +2,22 @@
 """The interface of safetensors.safe_open, over the engine."""
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from . import _penstock, _report
-from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
+from ._choose import Choice, box, cover, no_tensor, tensors_of
 from ._error import Error
 from ._fork import Lock
 from ._frameworks import BITS, DTYPES, adapter
-from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
+from ._load import (NOT_AS_THEY_LIE, Model, _groups, _label, _load_plain, _Moves, _run, _to_convert,
                     load_choices, maps_files, open_files)
 from ._mapped import Maps, Opened, fits, is_one_stretch, span
+from ._names import model_name
 from ._options import copies
+from ._rules import Tensor
 
 
 class Slice:
@@ -134,14 +135,14 @@ def _reader(model, target, options: tuple, label: str) -> Callable[[list[Tensor]
 
 
 class safe_open:  # noqa: N801 - the name that people know
-    """Open a safetensors file, or a sharded model, and read tensors one by one.
+    """Open a safetensors file, a sharded model or a list of files, and read tensors one by one.
 
     What code written for ``safetensors.safe_open`` calls: keys, offset_keys, metadata, get_tensor,
     get_slice, as a context manager or not. ``framework``, ``device``, ``copy`` and ``cache`` are as
     in load_model(), which is faster where all tensors are wanted.
     """
 
-    def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
+    def __init__(self, filename: Model, framework: str = "pt", device: Any = "cpu",
                  *, copy: bool = False, transfer: str | int = "auto",
                  memory_limit: int | None = None, cache: str | None = None,
                  backend: str = "mmap"):
@@ -150,6 +151,7 @@ class safe_open:  # noqa: N801 - the name that people know
         self._target = adapter(framework, device)
         self._moves = transfer, memory_limit, False, cache
         mapped = maps_files(self._target, _Moves(*self._moves), copy)
+        filename = model_name(filename)
         self._label = _label(filename)
         self._model, self._maps, self._reason = open_files(filename, mapped)
         self._tensors = tensors_of(self._model)
