@@ -423,7 +423,7 @@ int os_random(int fd)
 
 /*
  * The kernel fetches for a mapping that wishes for huge pages 2 MiB at a time, as one piece of
- * memory: that costs a tenth of the CPU time of any other way into the page cache, and what is
+ * memory: that costs far less CPU time than any other way into the page cache, and what is
  * there in large pieces is copied and registered faster later on.
  */
 int os_fetch(int fd, uint64_t offset, uint64_t length)
