@@ -57,10 +57,26 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PEN_VERSION "0.1.0"
+/* The version compiled against: in words, in parts, and as one number that only grows, for #if. */
+#define PEN_VERSION "0.2.0"
+#define PEN_VERSION_MAJOR 0
+#define PEN_VERSION_MINOR 2
+#define PEN_VERSION_PATCH 0
+#define PEN_VERSION_NUMBER \
+	(PEN_VERSION_MAJOR * 10000 + PEN_VERSION_MINOR * 100 + PEN_VERSION_PATCH)
 
-/* The version of the library that runs (PEN_VERSION is the one compiled against). */
+/* The version of the library that runs. */
 const char *pen_version(void);
+int pen_version_number(void);
+
+/* A sized struct, all else zero. C++ has designated initialisers from C++20 only, and compilers
+ * warn there of the members that they leave out. */
+#ifdef __cplusplus
+#define PEN_SIZED_INIT(type) \
+	[]() -> type { type pen_sized = type(); pen_sized.size = sizeof(type); return pen_sized; }()
+#else
+#define PEN_SIZED_INIT(type) { .size = sizeof(struct type) }
+#endif
 
 /* ---------------------------------------------------------------------------------- errors -- */
 
@@ -334,7 +350,7 @@ enum pen_chunk {
 #define PEN_STREAM_LEGACY ((void *)1)
 #define PEN_STREAM_PER_THREAD ((void *)2)
 
-#define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options) }
+#define PEN_OPTIONS_INIT PEN_SIZED_INIT(pen_options)
 
 #define PEN_PATHS_MAX 12
 #define PEN_REASON_MAX 200
@@ -372,7 +388,7 @@ struct pen_report {
 	uint64_t unverified_bytes;	/* ... and bytes that were moved without */
 };
 
-#define PEN_REPORT_INIT { .size = sizeof(struct pen_report) }
+#define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)
 
 enum pen_state {
 	PEN_PLANNED,

@@ -29,7 +29,7 @@ int main(void)
 	void *memory;
 	uint64_t word;
 
-	if (strcmp(pen_version(), PEN_VERSION))
+	if (strcmp(pen_version(), PEN_VERSION) || pen_version_number() != PEN_VERSION_NUMBER)
 		return 1;
 	if (pen_device_open("host", &host, &err) ||
 	    pen_object_open("pattern:1M", PEN_READ, 0, &object, &err) ||
