@@ -446,6 +446,23 @@ size_t pen_job_gathered(struct pen_job *job, uint64_t *groups, size_t room, doub
 size_t pen_job_stored(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
 
 /*
+ * For event loops: a descriptor to wait on with poll(2), epoll(7) and the like, or a negative
+ * errno. It is an eventfd(2), non-blocking and closed by exec, and the same one whenever asked for.
+ *
+ * It becomes readable when a group is complete (landed, gathered or stored; with options.groups)
+ * and when the job has ended, well or badly; at once where that was so before the first call. It
+ * stays so until 8 bytes are read from it, whose value means nothing. Whatever comes after the
+ * reading makes it readable again, and there may be nothing new by then; so, when it is readable,
+ * in this order and without waiting: read it; ask pen_job_wait_for(job, 0), which is 0 once the job
+ * has ended; ask pen_job_landed() or its like until they return 0; if the job had ended, that was
+ * all.
+ *
+ * It belongs to the job, and pen_job_wait() closes it: take it out of the loop before. A child of
+ * fork() shares it and must not read it; a call there is -ECHILD.
+ */
+int pen_job_eventfd(struct pen_job *job, struct pen_error *err);
+
+/*
  * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a
  * write they are with the object, durable only after pen_object_commit(). The report is filled
  * in either case; one whose size is not set is refused with -EINVAL, and the job lives on.

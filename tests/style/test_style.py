@@ -85,9 +85,10 @@ CALLS = """open openat creat close read write pread pwrite preadv pwritev readv 
     fdatasync sync_file_range fchmod chmod fchown chown link linkat rename renameat renameat2
     unlink unlinkat readlink realpath mkdir opendir readdir mkstemp mkostemp tmpfile fopen fdopen
     mmap munmap mremap madvise mlock mbind mincore posix_fadvise ioctl fcntl dup pipe poll
-    epoll_wait syscall prctl sched_setaffinity sched_getaffinity sysconf pthread_create nanosleep
-    usleep sleep clock_gettime gettimeofday getrusage fork vfork execve system popen kill signal
-    sigaction malloc calloc realloc aligned_alloc posix_memalign strdup strndup asprintf vasprintf
+    epoll_wait eventfd eventfd_write syscall prctl sched_setaffinity sched_getaffinity sysconf
+    pthread_create nanosleep usleep sleep clock_gettime gettimeofday getrusage fork vfork execve
+    system popen kill signal sigaction malloc calloc realloc aligned_alloc posix_memalign strdup
+    strndup asprintf vasprintf
     io_uring_setup io_uring_enter io_uring_register""".split()
 # No exceptions are needed today. liburing's own functions, in src/io/queue_uring.c alone, are the
 # library's and each asks the hook where it is called; getpid() cannot fail; free(), pthread
