@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "device.h"
 #include "report.h"
 
 #define RANGES_SHOWN 20
@@ -34,27 +35,6 @@ static const struct option_entry explain_options[] = {
 	{ "help", 'h', OPTION_HELP, .help = "Show this" },
 	{ .name = NULL },
 };
-
-/*
- * The device asked for, or else the first GPU if it works, or else the host; `why` then says why
- * it is the host.
- */
-static int open_device(const struct settings *set, struct pen_device **device, char *why,
-		       size_t size, struct pen_error *err)
-{
-	struct pen_error gpu;
-
-	if (set->device)
-		return pen_device_open(set->device, device, err);
-	if (!pen_device_open("cuda:0", device, &gpu)) {
-		if (!pen_device_ready(*device, &gpu))
-			return 0;
-		pen_device_close(*device);
-		*device = NULL;
-	}
-	text_copy(why, size, gpu.message);
-	return pen_device_open("host", device, err);
-}
 
 /* ----------------------------------------------------------------------------------- JSON -- */
 
@@ -123,12 +103,8 @@ static void print_facts(const char *file, const char *why, const struct pen_expl
 		printf("  direct       not possible here\n");
 	printf("  page cache   holds %.1f %% of it (asked by %s)\n",
 	       percent(plan->resident, plan->bytes), plan->residency_by);
-	printf("  device       %s", plan->device);
-	if (why[0]) {
-		printf(" (cuda:0 cannot be used: ");
-		report_name(why, 0);
-		putchar(')');
-	}
+	printf("  device       ");
+	device_print(plan->device, why);
 	printf("\n  resources    %u %s, at most %s pinned\n", plan->lanes,
 	       plan->lanes == 1 ? "lane" : "lanes",
 	       text_from_size(plan->memory_limit, text, sizeof(text)));
@@ -187,7 +163,7 @@ static int run_explain(int argc, char **argv)
 	struct pen_explanation *plan = NULL;
 	struct pen_device *device = NULL;
 	struct pen_object *object = NULL;
-	char why[sizeof(((struct pen_error *)0)->message)] = "";
+	char why[DEVICE_REASON_MAX];
 	struct pen_error err;
 	int status = STATUS_FAILURE;
 	int rc = options_parse(&command_explain, argc, argv, &set, &err);
@@ -202,7 +178,7 @@ static int run_explain(int argc, char **argv)
 	if (rc == -EINVAL)
 		status = STATUS_USAGE;
 	if (!rc)
-		rc = open_device(&set, &device, why, sizeof(why), &err);
+		rc = device_open(set.device, true, &device, why, &err);
 	if (!rc)
 		rc = pen_explain(object, device, &set.engine, &plan, &err);
 	if (rc) {

@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "ceiling.h"
 #include "commands.h"
+#include "device.h"
 #include "interrupt.h"
 #include "keys.h"
 #include "progress.h"
@@ -31,7 +32,7 @@
 
 struct settings {
 	struct pen_options engine;
-	const char *device;
+	const char *device;	/* NULL: not given */
 	struct option_list keys;
 	uint32_t repeat;
 	bool drop_cache, hash, json, quiet, no_ceiling;
@@ -41,7 +42,8 @@ struct settings {
 
 static const struct option_entry load_options[] = {
 	{ "device", 'd', OPTION_DEVICE, "DEVICE", AT(device),
-	  .help = "Where the tensors are to land: cuda:N or host (or cpu); otherwise cuda:0" },
+	  .help = "Where the tensors are to land: host (or cpu) or cuda:N; otherwise cuda:0, or "
+		  "host where there is none" },
 	{ "keys", 'k', OPTION_LIST, "GLOB", AT(keys),
 	  .help = "Only tensors of such names; can be given more than once" },
 	{ "repeat", 'n', OPTION_NUMBER, "N", AT(repeat), .min = 1, .max = 1000,
@@ -65,6 +67,7 @@ struct load {
 	struct settings set;
 	const char *path;
 	struct pen_device *device;
+	char why[DEVICE_REASON_MAX];		/* it is the host, where nobody asked for that */
 	struct pen_model *model;
 	const struct pen_tensor **tensors;	/* those to load */
 	size_t count;
@@ -84,19 +87,24 @@ struct load {
 
 static bool on_host(const struct load *load)
 {
-	return !strcmp(load->set.device, "host");
+	return !strcmp(pen_device_name(load->device), "host");
 }
 
 /* -------------------------------------------------------------------------------- opening -- */
 
-/* For those who have no GPU, or not that one. */
-static void suggest_host(const struct load *load, struct pen_error *err)
+/* The hint, and these words after it. */
+static void add_hint(struct pen_error *err, const char *words)
 {
 	size_t used = strlen(err->hint);
 
-	if (!on_host(load))
-		snprintf(err->hint + used, sizeof(err->hint) - used,
-			 "%sUse --device host to load into host memory", used ? ". " : "");
+	text_copy(err->hint + used, sizeof(err->hint) - used, words);
+}
+
+/* For those who have no GPU, or not that one, but asked for it. */
+static void suggest_host(struct pen_error *err)
+{
+	add_hint(err, err->hint[0] ? ". " : "");
+	add_hint(err, "Use --device host to load into host memory");
 }
 
 static int place_tensors(struct load *load, struct pen_error *err)
@@ -120,12 +128,12 @@ static int open_all(struct load *load, struct pen_error *err)
 	/* The device first: it goes on starting while headers are read. But where both cannot be
 	 * had, the model is what the user has to do with. */
 	struct pen_error no_device;
-	int without = pen_device_open(load->set.device, &load->device, &no_device);
+	int without = device_open(load->set.device, false, &load->device, load->why, &no_device);
 	int rc = pen_model_open(load->path, &load->model, err);
 
 	if (!rc && without) {
 		*err = no_device;
-		suggest_host(load, err);
+		suggest_host(err);
 		rc = without;
 	}
 	if (!rc)
@@ -271,14 +279,31 @@ static int find_median(struct load *load, struct pen_error *err)
 	return 0;
 }
 
+/* Whether a GPU works is known when it is up, which the first load does not wait for. */
+static int load_first(struct load *load, struct pen_error *err)
+{
+	int rc = load_once(load, &load->runs[0], err);
+
+	if (!rc || rc == -ECANCELED || !pen_device_ready(load->device, NULL))
+		return rc;
+	if (!load->set.device && device_fall_back(&load->device, load->why))
+		return load_once(load, &load->runs[0], err);
+	suggest_host(err);
+	return rc;
+}
+
 static int load_all(struct load *load, struct pen_error *err)
 {
-	int rc = 0;
+	int rc = load_first(load, err);
 
-	for (uint32_t i = 0; !rc && i < load->set.repeat; i++)
+	for (uint32_t i = 1; !rc && i < load->set.repeat; i++)
 		rc = interrupt_signal() ? -ECANCELED : load_once(load, &load->runs[i], err);
-	if (rc && rc != -ECANCELED && pen_device_ready(load->device, NULL))
-		suggest_host(load, err);
+	/* What the host refuses, memory for instance, may be what was meant for a GPU. */
+	if (rc && load->why[0]) {
+		add_hint(err, err->hint[0] ? ". " : "");
+		add_hint(err, "It went to the host because cuda:0 cannot be used: ");
+		add_hint(err, load->why);
+	}
 	return rc ? rc : find_median(load, err);
 }
 
@@ -425,6 +450,8 @@ static void print_json(const struct load *load)
 	json_object_set_new(object, "files", report_number(pen_model_files(load->model, &files)));
 	json_object_set_new(object, "tensors", report_number(load->count));
 	report_job_json(object, run);
+	if (load->why[0])
+		json_object_set_new(object, "device_reason", report_text(load->why));
 	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
 							  run->path_count, false));
 	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
@@ -513,6 +540,11 @@ static void print_text(const struct load *load)
 	printf("%zu %s of %zu %s: ", load->count, load->count == 1 ? "tensor" : "tensors", count,
 	       count == 1 ? "file" : "files");
 	report_job_text(load->median, load->open_seconds);
+	if (load->why[0]) {
+		printf("  device: ");
+		device_print(load->median->device, load->why);
+		putchar('\n');
+	}
 	report_paths_text(load->median, NULL, load->median);
 	print_ceiling(load);
 	print_memory(load);
@@ -568,7 +600,7 @@ static void close_all(struct load *load)
 static int run_load(int argc, char **argv)
 {
 	struct load load = {
-		.set = { .engine = PEN_OPTIONS_INIT, .device = "cuda:0", .repeat = 1 },
+		.set = { .engine = PEN_OPTIONS_INIT, .repeat = 1 },
 	};
 	struct pen_error err;
 	int status = STATUS_FAILURE;
