@@ -41,9 +41,7 @@ struct settings {
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry load_options[] = {
-	{ "device", 'd', OPTION_DEVICE, "DEVICE", AT(device),
-	  .help = "Where the tensors are to land: host (or cpu) or cuda:N; otherwise cuda:0, or "
-		  "host where there is none" },
+	OPTIONS_DEVICE("tensors"),
 	{ "keys", 'k', OPTION_LIST, "GLOB", AT(keys),
 	  .help = "Only tensors of such names; can be given more than once" },
 	{ "repeat", 'n', OPTION_NUMBER, "N", AT(repeat), .min = 1, .max = 1000,

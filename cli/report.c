@@ -10,7 +10,7 @@
 
 /* ----------------------------------------------------------------------------------- sums -- */
 
-static void add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path)
+void report_add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path)
 {
 	for (uint32_t i = 0; i < *count; i++) {
 		if (!strcmp(paths[i].path, path->path) && !strcmp(paths[i].reason, path->reason)) {
@@ -54,9 +54,9 @@ void report_add(struct pen_report *sum, const struct pen_report *job)
 	sum->depth = job->depth;
 	memcpy(sum->device, job->device, sizeof(sum->device));
 	for (uint32_t i = 0; i < job->path_count; i++)
-		add_path(sum->paths, &sum->path_count, &job->paths[i]);
+		report_add_path(sum->paths, &sum->path_count, &job->paths[i]);
 	for (uint32_t i = 0; i < job->refused_count; i++)
-		add_path(sum->refused, &sum->refused_count, &job->refused[i]);
+		report_add_path(sum->refused, &sum->refused_count, &job->refused[i]);
 }
 
 /* Both directions in one. They ran side by side, so what each held counts together. */

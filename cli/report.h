@@ -28,6 +28,9 @@ struct report {
  */
 void report_add(struct pen_report *sum, const struct pen_report *job);
 
+/* Add a path to a list of PEN_PATHS_MAX: to the bytes of the same one with the same reason. */
+void report_add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path);
+
 void report_copy(const struct report *report, bool json);
 void report_error(const struct pen_error *err, bool json);
 
