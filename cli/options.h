@@ -42,8 +42,8 @@ struct option_list {
 };
 
 /*
- * Options that several commands have, for tables of commands whose struct settings has `device`
- * and, for those that go to the engine as they are, `engine`, a struct pen_options.
+ * Options that several commands have, for tables of commands whose struct settings has `device`,
+ * `repeat` and, for those that go to the engine as they are, `engine`, a struct pen_options.
  */
 #define OPTIONS_TRANSFER \
 	{ "transfer", 't', OPTION_TRANSFER, "TYPE", \
@@ -54,6 +54,9 @@ struct option_list {
 	{ "device", 'd', OPTION_DEVICE, "DEVICE", .where = offsetof(struct settings, device), \
 	  .help = "Where the " what " are to land: host (or cpu) or cuda:N; otherwise cuda:0, or " \
 		  "host where there is none" }
+#define OPTIONS_REPEAT(what) \
+	{ "repeat", 'n', OPTION_NUMBER, "N", .where = offsetof(struct settings, repeat), \
+	  .min = 1, .max = RUNS_MAX, .help = what " so often, and tell the median" }
 #define OPTIONS_ENGINE \
 	{ "memory-limit", 0, OPTION_SIZE, "SIZE", \
 	  .where = offsetof(struct settings, engine.memory_limit), .min = OPTIONS_MEMORY_LEAST, \
