@@ -82,6 +82,7 @@ struct command {
 	const char *name;
 	const char *operands;		/* as help shows them: "SRC DST" */
 	int operand_count;
+	const char *const *operand_choices;	/* what they can be; NULL: names of files */
 	const char *summary;		/* one line in the list of commands */
 	const char *description;	/* above the options in --help */
 	const struct option_entry *options;

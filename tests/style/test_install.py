@@ -79,13 +79,17 @@ def test_everything_is_there(root):
     assert one(root, "libpenstock.so").exists()
     assert one(root, "libpenstock.a").exists()
     assert "Libs: " in one(root, "penstock.pc").read_text()
+    for name, place in (("penstock.bash", "bash-completion/completions"),
+                        ("_penstock", "zsh/site-functions"),
+                        ("penstock.fish", "fish/vendor_completions.d")):
+        assert str(one(root, name).parent).endswith(f"/share/{place}")
     for page in (ROOT / "man").glob("*.1"):
         assert one(root, page.name + "*").parent.name == "man1"
 
 
 def test_nothing_else_is_there(root):
     wanted = ("penstock", "penstock.h", "penstock.pc", "libpenstock.so", "libpenstock.so.1",
-              "libpenstock.a")
+              "libpenstock.a", "penstock.bash", "_penstock", "penstock.fish")
     extra = [path for path in root.rglob("*") if not path.is_dir() and path.name not in wanted
              and not path.name.startswith("libpenstock.so.0.") and path.parent.name != "man1"]
     assert not extra
