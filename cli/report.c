@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/error.h"
 #include "base/text.h"
 #include "evict.h"
 #include "report.h"
@@ -220,7 +221,7 @@ static void copy_json(const struct report_copy *copy, const struct pen_report *a
 
 static void error_json(const struct pen_error *err)
 {
-	const char *name = strerrorname_np(-err->code);
+	const char *name = error_name(-err->code);
 	json_t *object = json_object();
 
 	json_object_set_new(object, "code", json_integer(err->code));
