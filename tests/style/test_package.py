@@ -32,7 +32,7 @@ needs_build = pytest.mark.skipif(not BUILT, reason="the Python package is not bu
 def sources() -> set[str]:
     """What belongs into the package, relative to it."""
     return {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*")
-            if path.suffix == ".py" or path.name == "py.typed"}
+            if path.suffix in (".py", ".pyi") or path.name == "py.typed"}
 
 
 def run(*command, **more) -> str:
@@ -53,9 +53,9 @@ def environment() -> dict:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_file_is_listed_for_the_build(folder):
     text = (folder / "meson.build").read_text()
-    listed = re.findall(r"'([\w.]+\.py|py\.typed)'", text)
+    listed = re.findall(r"'([\w.]+\.pyi?|py\.typed)'", text)
     there = [path.name for path in folder.iterdir()
-             if path.suffix == ".py" or path.name == "py.typed"]
+             if path.suffix in (".py", ".pyi") or path.name == "py.typed"]
     assert sorted(listed) == sorted(there)
     assert "install_sources(" in text and "fs.copyfile(" in text
 
@@ -143,7 +143,7 @@ def test_what_is_offered_is_there_with_doc_strings_and_type_hints():
 
 def test_every_module_says_its_idea():
     for name in sources():
-        if name.endswith(".py"):
+        if name.endswith((".py", ".pyi")):
             lines = (PACKAGE / name).read_text().split("\n")
             assert lines[0] == "# SPDX-License-Identifier: MIT", name
             assert lines[1].startswith('"""'), name
