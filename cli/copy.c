@@ -10,7 +10,8 @@
  *	read   window 0     1        2
  *	write            window 0    1        2
  *
- * The destination changes only when all of it is there and the commit succeeds.
+ * The destination changes only when all of it is there and the commit succeeds. With --repeat the
+ * objects are opened anew for each run, while the device and the memory stay.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -23,9 +24,11 @@
 #include "base/pattern.h"
 #include "base/text.h"
 #include "commands.h"
+#include "evict.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "report.h"
+#include "runs.h"
 #include "seconds.h"
 #include "side.h"
 #include "verify.h"
@@ -38,7 +41,8 @@
 struct settings {
 	struct pen_options engine;
 	uint64_t size, offset;
-	bool verify, in_place, json, quiet;
+	uint32_t repeat;
+	bool verify, in_place, drop_cache, json, quiet;
 };
 
 #define AT(field) .where = offsetof(struct settings, field)
@@ -53,6 +57,9 @@ static const struct option_entry copy_options[] = {
 	  .help = "Read both sides again afterwards and compare" },
 	{ "in-place", 0, OPTION_FLAG, AT(in_place),
 	  .help = "Overwrite the destination's own bytes instead of replacing the file" },
+	OPTIONS_REPEAT("Copy"),
+	{ "drop-cache", 0, OPTION_FLAG, AT(drop_cache),
+	  .help = "Evict the source from the page cache before each copy" },
 	OPTIONS_ENGINE,
 	{ "json", 0, OPTION_FLAG, AT(json), .help = "Report as one JSON object" },
 	{ "quiet", 'q', OPTION_FLAG, AT(quiet),
@@ -70,9 +77,12 @@ struct copy {
 	uint64_t length;		/* to copy */
 	uint64_t window;		/* size of each memory[] in use */
 	bool overwrites;		/* what is there, byte by byte */
-	bool committed;
+	bool committed;			/* this run has got so far */
 	struct progress progress;
-	struct report report;
+	struct report *now;		/* the run that is going on, of ... */
+	struct report *runs;
+	struct pen_report *sums;	/* ... which each is summed up here */
+	struct report_copy report;
 };
 
 /* ------------------------------------------------------------------------- what was asked -- */
@@ -155,6 +165,12 @@ static int check_request(const struct copy *copy, struct pen_error *err)
 		error_hint(err, "Leave --verify out, or name a file or host: as the destination");
 		return -EINVAL;
 	}
+	if (set->drop_cache && copy->from.kind != SIDE_FILE) {
+		error_set(err, -EINVAL, "use", "--drop-cache", -1,
+			  "the source is not a file, and nothing of it is in the page cache");
+		error_hint(err, "Leave --drop-cache out, or name a file as the source");
+		return -EINVAL;
+	}
 	return 0;
 }
 
@@ -189,19 +205,30 @@ static bool will_overwrite(const struct copy *copy)
 	       (copy->set.in_place || !S_ISREG(info.st_mode));
 }
 
-static int open_sides(struct copy *copy, struct pen_error *err)
+static int open_device(struct copy *copy, struct pen_error *err)
 {
 	const char *device = "host";
-	int rc;
 
 	if (copy->from.kind == SIDE_MEMORY)
 		device = side_device(&copy->from);
 	else if (copy->to.kind == SIDE_MEMORY)
 		device = side_device(&copy->to);
+	return pen_device_open(device, &copy->device, err);
+}
 
-	/* The device first: it goes on starting while files are opened. */
-	rc = pen_device_open(device, &copy->device, err);
-	if (!rc && copy->from.kind != SIDE_MEMORY)
+static void close_objects(struct copy *copy)
+{
+	pen_object_close(copy->in);
+	pen_object_close(copy->out);
+	copy->in = copy->out = NULL;
+}
+
+static int open_objects(struct copy *copy, struct pen_error *err)
+{
+	int rc = 0;
+
+	close_objects(copy);
+	if (copy->from.kind != SIDE_MEMORY)
 		rc = pen_object_open(copy->from.name, PEN_READ, 0, &copy->in, err);
 	if (!rc)
 		rc = find_length(copy, err);
@@ -213,11 +240,13 @@ static int open_sides(struct copy *copy, struct pen_error *err)
 	return rc;
 }
 
-/* A memory side has room for all of the copy. */
+/* A memory side has room for all of the copy. Later runs have what the first took. */
 static int take_memory(struct copy *copy, struct pen_error *err)
 {
 	int rc = 0;
 
+	if (copy->memory[0])
+		return 0;
 	copy->window = copy->length;
 	/* Requests stay aligned. */
 	if (between_objects(copy))
@@ -266,14 +295,16 @@ static void close_sides(struct copy *copy)
 	for (int i = 0; i < 2; i++)
 		if (copy->memory[i])
 			pen_device_free(copy->device, copy->memory[i], copy->window, NULL);
-	pen_object_close(copy->in);
-	pen_object_close(copy->out);
+	close_objects(copy);
 	pen_device_close(copy->device);
+	free(copy->runs);
+	free(copy->sums);
 }
 
 /* -------------------------------------------------------------------------------- the jobs -- */
 
-/* The options of a job. Dropping is for whole objects: the last job of each does it for all. */
+/* The options of a job. Dropping is for whole objects: the last job of each does it for all. What
+ * comes after is for the last copy, or it would be in the way of the next. */
 static struct pen_options job_options(struct copy *copy, const struct pen_extent *extent,
 				      uint64_t object_start)
 {
@@ -282,7 +313,9 @@ static struct pen_options job_options(struct copy *copy, const struct pen_extent
 
 	if (!last && options.cache == PEN_CACHE_DROP)
 		options.cache = PEN_CACHE_AUTO;
-	if (!copy->out) {
+	if (copy->now != &copy->runs[copy->set.repeat - 1] && options.cache == PEN_CACHE_AFTER)
+		options.cache = PEN_CACHE_AUTO;
+	if (!copy->out && !copy->memory[0]) {
 		options.allocate = copy->length;
 		options.allocated = (void **)&copy->memory[0];
 	}
@@ -307,12 +340,12 @@ static int step(struct copy *copy, const struct pen_extent *in, const struct pen
 		rc = pen_job_start(PEN_WRITE, copy->device, out, 1, &writing, &jobs[1], err);
 	if (rc && jobs[0])
 		pen_job_cancel(jobs[0]);
-	watch_jobs(jobs, 2, &copy->progress, copy->report.read.bytes + copy->report.write.bytes,
+	watch_jobs(jobs, 2, &copy->progress, copy->now->read.bytes + copy->now->write.bytes,
 		   (copy->in != NULL) + (copy->out != NULL));
 	if (jobs[0])
-		watch_finish(jobs[0], &copy->report.read, &rc, err);
+		watch_finish(jobs[0], &copy->now->read, &rc, err);
 	if (jobs[1])
-		watch_finish(jobs[1], &copy->report.write, &rc, err);
+		watch_finish(jobs[1], &copy->now->write, &rc, err);
 	return rc;
 }
 
@@ -351,8 +384,8 @@ static int move(struct copy *copy, struct pen_error *err)
 	progress_end(&copy->progress);
 
 	/* A single job knows its own time best; of many, only the whole counts. */
-	copy->report.seconds = lag ? seconds_now() - start
-				   : copy->report.read.seconds + copy->report.write.seconds;
+	copy->now->seconds = lag ? seconds_now() - start
+				 : copy->now->read.seconds + copy->now->write.seconds;
 	return rc;
 }
 
@@ -365,8 +398,8 @@ static int commit(struct copy *copy, struct pen_error *err)
 		return -ECANCELED;
 	rc = pen_object_commit(copy->out, err);
 	copy->committed = !rc;
-	copy->report.commit_seconds = seconds_now() - start;
-	copy->report.seconds += copy->report.commit_seconds;
+	copy->now->commit_seconds = seconds_now() - start;
+	copy->now->seconds += copy->now->commit_seconds;
 	return rc;
 }
 
@@ -391,24 +424,64 @@ static int check_result(struct copy *copy, struct pen_error *err)
 	return rc;
 }
 
-static int run(struct copy *copy, struct pen_error *err)
+static int drop_cache(struct copy *copy, struct pen_error *err)
 {
-	double start = seconds_now();
-	int rc = open_sides(copy, err);
+	uint64_t kept = 0;
+	int rc = evict(copy->from.name, copy->in, &kept, err);
 
+	if (kept > copy->report.kept)
+		copy->report.kept = kept;
+	return rc;
+}
+
+static int run_once(struct copy *copy, uint32_t number, struct pen_error *err)
+{
+	uint64_t length = copy->length;		/* of the run before, for which memory was taken */
+	double start = seconds_now();
+	int rc = 0;
+
+	copy->now = &copy->runs[number];
+	*copy->now = (struct report){ .read = PEN_REPORT_INIT, .write = PEN_REPORT_INIT };
+	copy->committed = false;
+	/* The device first: it goes on starting while files are opened. */
+	if (!number)
+		rc = open_device(copy, err);
+	if (!rc)
+		rc = open_objects(copy, err);
+	if (!rc && number && copy->length != length)
+		rc = error_set(err, -EBUSY, "copy again", copy->from.name, -1,
+			       "its size changed between two copies");
 	if (!rc)
 		rc = take_memory(copy, err);
-	copy->report.open_seconds = seconds_now() - start;
-	if (!rc && !copy->in)
+	copy->now->open_seconds = seconds_now() - start;
+	if (!rc && !number && !copy->in)
 		rc = fill_memory(copy, err);
+	if (!rc && copy->set.drop_cache)
+		rc = drop_cache(copy, err);
 	if (!rc)
 		rc = move(copy, err);
 	if (!rc && copy->out)
 		rc = commit(copy, err);
+	if (!rc)
+		report_sum(copy->now, &copy->sums[number]);
+	return rc;
+}
+
+static int run(struct copy *copy, struct pen_error *err)
+{
+	uint32_t count = copy->set.repeat;
+	int rc = 0;
+
+	copy->runs = calloc(count, sizeof(copy->runs[0]));
+	copy->sums = calloc(count, sizeof(copy->sums[0]));
+	if (!copy->runs || !copy->sums)
+		return error_sys(err, -ENOMEM, "copy to", copy->to.name, -1);
+	for (uint32_t i = 0; !rc && i < count; i++)
+		rc = interrupt_signal() ? -ECANCELED : run_once(copy, i, err);
 	if (!rc && copy->set.verify)
 		rc = check_result(copy, err);
 	if (!rc)
-		rc = warming_finish(&copy->report.warming, &copy->report.read, &copy->progress);
+		rc = warming_finish(&copy->report.warming, &copy->now->read, &copy->progress);
 	return rc;
 }
 
@@ -437,11 +510,24 @@ static int name_sides(struct copy *copy, char **names, struct pen_error *err)
 	return rc;
 }
 
+static void print_report(struct copy *copy)
+{
+	struct report_copy *report = &copy->report;
+
+	report->source = copy->from.name;
+	report->destination = copy->to.name;
+	report->transfer = pen_transfer_name(copy->set.engine.transfer);
+	report->runs = copy->sums;
+	report->count = copy->set.repeat;
+	report->run = &copy->runs[runs_median(copy->sums, report->count)];
+	report->dropped = copy->set.drop_cache;
+	report_copy(report, copy->set.json);
+}
+
 static int run_copy(int argc, char **argv)
 {
 	struct copy copy = {
-		.set = { .engine = PEN_OPTIONS_INIT, .size = NOT_GIVEN },
-		.report = { .read = PEN_REPORT_INIT, .write = PEN_REPORT_INIT },
+		.set = { .engine = PEN_OPTIONS_INIT, .size = NOT_GIVEN, .repeat = 1 },
 	};
 	struct pen_error err;
 	int status = STATUS_USAGE;
@@ -473,13 +559,10 @@ static int run_copy(int argc, char **argv)
 			tell_interruption(&copy, &err);
 		}
 	}
-	copy.report.source = copy.from.name;
-	copy.report.destination = copy.to.name;
-	copy.report.transfer = pen_transfer_name(copy.set.engine.transfer);
 	if (rc)
 		report_error(&err, copy.set.json);
 	else if (copy.set.json || !copy.set.quiet)
-		report_copy(&copy.report, copy.set.json);
+		print_report(&copy);
 	close_sides(&copy);
 	side_fini(&copy.from);
 	side_fini(&copy.to);

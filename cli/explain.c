@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * penstock explain: what the engine would do with a file here, and why not something better. It
- * asks the engine's own planner and moves nothing, so it cannot disagree with a copy.
+ * penstock explain: what the engine would do with a file here, or with each file of a model, and
+ * why not something better. It asks the engine's own planner and moves nothing, so it cannot
+ * disagree with a copy or a load.
+ *
+ * A model is the sum of its files: what they have in common is told once, and in place of the
+ * ranges of a file there is one table with the paths of all.
  */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "device.h"
 #include "report.h"
 
-#define RANGES_SHOWN 20
+#define ROWS_SHOWN 20	/* of a table */
+#define NAME_WIDTH 40	/* longer names push their line to the right */
 
 struct settings {
 	struct pen_options engine;
@@ -23,9 +31,7 @@ struct settings {
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry explain_options[] = {
-	{ "device", 0, OPTION_DEVICE, "DEVICE", AT(device),
-	  .help = "Where the bytes are to land: host (or cpu) or cuda:N; otherwise cuda:0, or "
-		  "host where there is none" },
+	OPTIONS_DEVICE("bytes"),
 	{ "transfer", 't', OPTION_TRANSFER, "TYPE", AT(engine.transfer),
 	  .help = "Explain this type instead of the best path" },
 	{ "memory-limit", 0, OPTION_SIZE, "SIZE", AT(engine.memory_limit), .min = 65536,
@@ -35,25 +41,90 @@ static const struct option_entry explain_options[] = {
 	{ .name = NULL },
 };
 
-/*
- * The device asked for, or else the first GPU if it works, or else the host; `why` then says why
- * it is the host.
- */
-static int open_device(const struct settings *set, struct pen_device **device, char *why,
-		       size_t size, struct pen_error *err)
-{
-	struct pen_error gpu;
+/* A file and what would be done with it. */
+struct part {
+	const char *path, *name;	/* as it can be opened, and as the model calls it */
+	struct pen_object *object;
+	struct pen_explanation *plan;
+};
 
-	if (set->device)
-		return pen_device_open(set->device, device, err);
-	if (!pen_device_open("cuda:0", device, &gpu)) {
-		if (!pen_device_ready(*device, &gpu))
-			return 0;
-		pen_device_close(*device);
-		*device = NULL;
+struct explaining {
+	struct settings set;
+	const char *path;
+	struct pen_object *object;	/* of a file alone */
+	struct pen_model *model;	/* or else of this; NULL: a file alone */
+	struct pen_device *device;
+	char why[DEVICE_REASON_MAX];	/* it is the host */
+	struct part *parts;
+	size_t count;
+	struct pen_explanation sum;	/* of all parts; has no ranges */
+};
+
+/* -------------------------------------------------------------------------------- asking -- */
+
+static bool is_model(const char *path)
+{
+	struct stat info;
+
+	return text_ends_with(path, ".safetensors.index.json") ||
+	       (!stat(path, &info) && S_ISDIR(info.st_mode));
+}
+
+static int open_parts(struct explaining *all, struct pen_error *err)
+{
+	const struct pen_model_file *files = NULL;
+	int rc;
+
+	all->count = 1;
+	if (is_model(all->path)) {
+		rc = pen_model_open(all->path, &all->model, err);
+		all->count = rc ? 0 : pen_model_files(all->model, &files);
+	} else {
+		rc = pen_object_open(all->path, PEN_READ, 0, &all->object, err);
 	}
-	text_copy(why, size, gpu.message);
-	return pen_device_open("host", device, err);
+	if (rc)
+		return rc;
+	all->parts = calloc(all->count + 1, sizeof(all->parts[0]));
+	if (!all->parts)
+		return error_sys(err, -ENOMEM, "explain", all->path, -1);
+	all->parts[0] = (struct part){ .path = all->path, .object = all->object };
+	for (size_t i = 0; all->model && i < all->count; i++)
+		all->parts[i] = (struct part){ .path = files[i].path, .name = files[i].name,
+					       .object = files[i].object };
+	return 0;
+}
+
+/* What the files have in common is that of the first. */
+static void add_part(struct pen_explanation *sum, const struct pen_explanation *plan)
+{
+	if (!sum->device[0]) {
+		*sum = *plan;
+		sum->ranges = NULL;
+		sum->range_count = 0;
+		return;
+	}
+	sum->bytes += plan->bytes;
+	sum->resident += plan->resident;
+	if (plan->lanes > sum->lanes)
+		sum->lanes = plan->lanes;
+	for (uint32_t i = 0; i < plan->path_count; i++)
+		report_add_path(sum->paths, &sum->path_count, &plan->paths[i]);
+	for (uint32_t i = 0; i < plan->refused_count; i++)
+		report_add_path(sum->refused, &sum->refused_count, &plan->refused[i]);
+}
+
+static int explain_all(struct explaining *all, struct pen_error *err)
+{
+	int rc = device_open(all->set.device, true, &all->device, all->why, err);
+
+	for (size_t i = 0; !rc && i < all->count; i++) {
+		struct part *part = &all->parts[i];
+
+		rc = pen_explain(part->object, all->device, &all->set.engine, &part->plan, err);
+		if (!rc)
+			add_part(&all->sum, part->plan);
+	}
+	return rc;
 }
 
 /* ----------------------------------------------------------------------------------- JSON -- */
@@ -75,11 +146,12 @@ static json_t *ranges_json(const struct pen_explanation *plan)
 	return list;
 }
 
-static void print_json(const char *file, const char *why, const struct pen_explanation *plan)
+/* The store that a file lies on, and its ranges. */
+static void add_file(json_t *object, const struct part *part)
 {
-	json_t *object = json_object();
+	const struct pen_explanation *plan = part->plan;
 
-	json_object_set_new(object, "file", report_text(file));
+	json_object_set_new(object, "file", report_text(part->path));
 	json_object_set_new(object, "bytes", report_number(plan->bytes));
 	json_object_set_new(object, "resident", report_number(plan->resident));
 	json_object_set_new(object, "residency_by", report_text(plan->residency_by));
@@ -88,16 +160,44 @@ static void print_json(const char *file, const char *why, const struct pen_expla
 	json_object_set_new(object, "memory_alignment", report_number(plan->memory_alignment));
 	json_object_set_new(object, "offset_alignment", report_number(plan->offset_alignment));
 	json_object_set_new(object, "queue", report_text(plan->queue));
-	json_object_set_new(object, "device", report_text(plan->device));
-	if (why[0])
-		json_object_set_new(object, "device_reason", report_text(why));
-	json_object_set_new(object, "lanes", report_number(plan->lanes));
-	json_object_set_new(object, "memory_limit", report_number(plan->memory_limit));
 	json_object_set_new(object, "ranges", ranges_json(plan));
-	json_object_set_new(object, "paths", report_paths(json_array(), NULL, plan->paths,
-							  plan->path_count, false));
-	json_object_set_new(object, "refused", report_paths(json_array(), NULL, plan->refused,
-							    plan->refused_count, true));
+}
+
+static void add_files(json_t *object, const struct explaining *all)
+{
+	json_t *files = json_array();
+
+	for (size_t i = 0; i < all->count; i++) {
+		json_t *file = json_object();
+
+		add_file(file, &all->parts[i]);
+		json_array_append_new(files, file);
+	}
+	json_object_set_new(object, "model", report_text(all->path));
+	json_object_set_new(object, "bytes", report_number(all->sum.bytes));
+	json_object_set_new(object, "resident", report_number(all->sum.resident));
+	json_object_set_new(object, "files", files);
+	json_object_set_new(object, "warnings", report_warnings(all->model));
+}
+
+static void print_json(const struct explaining *all)
+{
+	const struct pen_explanation *sum = &all->sum;
+	json_t *object = json_object();
+
+	if (all->model)
+		add_files(object, all);
+	else
+		add_file(object, &all->parts[0]);
+	json_object_set_new(object, "device", report_text(pen_device_name(all->device)));
+	if (all->why[0])
+		json_object_set_new(object, "device_reason", report_text(all->why));
+	json_object_set_new(object, "lanes", report_number(sum->lanes));
+	json_object_set_new(object, "memory_limit", report_number(sum->memory_limit));
+	json_object_set_new(object, "paths", report_paths(json_array(), NULL, sum->paths,
+							  sum->path_count, false));
+	json_object_set_new(object, "refused", report_paths(json_array(), NULL, sum->refused,
+							    sum->refused_count, true));
 	report_json(object);
 }
 
@@ -108,30 +208,49 @@ static double percent(uint64_t part, uint64_t whole)
 	return whole ? 100 * (double)part / (double)whole : 0;
 }
 
-static void print_facts(const char *file, const char *why, const struct pen_explanation *plan)
+static bool same_store(const struct pen_explanation *a, const struct pen_explanation *b)
 {
-	char text[TEXT_SIZE_MAX];
+	return !strcmp(a->filesystem, b->filesystem) && !strcmp(a->store, b->store) &&
+	       !strcmp(a->queue, b->queue) && a->offset_alignment == b->offset_alignment &&
+	       a->memory_alignment == b->memory_alignment;
+}
 
-	report_name(file, 0);
-	printf("\n  size         %s (%llu bytes)\n",
-	       text_from_size(plan->bytes, text, sizeof(text)), (unsigned long long)plan->bytes);
+/* Once for each store that files lie on; mostly it is one. */
+static void print_store(const struct explaining *all, size_t number)
+{
+	const struct pen_explanation *plan = all->parts[number].plan;
+
+	for (size_t i = 0; i < number; i++)
+		if (same_store(all->parts[i].plan, plan))
+			return;
 	printf("  file system  %s, store %s\n", plan->filesystem, plan->store);
 	if (plan->offset_alignment)
 		printf("  direct       by %s, offsets aligned to %u, memory to %u\n", plan->queue,
 		       plan->offset_alignment, plan->memory_alignment);
 	else
 		printf("  direct       not possible here\n");
+}
+
+static void print_facts(const struct explaining *all)
+{
+	const struct pen_explanation *sum = &all->sum;
+	char text[TEXT_SIZE_MAX];
+
+	report_name(all->path, 0);
+	putchar('\n');
+	if (all->model)
+		printf("  files        %zu\n", all->count);
+	printf("  size         %s (%llu bytes)\n", text_from_size(sum->bytes, text, sizeof(text)),
+	       (unsigned long long)sum->bytes);
+	for (size_t i = 0; i < all->count; i++)
+		print_store(all, i);
 	printf("  page cache   holds %.1f %% of it (asked by %s)\n",
-	       percent(plan->resident, plan->bytes), plan->residency_by);
-	printf("  device       %s", plan->device);
-	if (why[0]) {
-		printf(" (cuda:0 cannot be used: ");
-		report_name(why, 0);
-		putchar(')');
-	}
-	printf("\n  resources    %u %s, at most %s pinned\n", plan->lanes,
-	       plan->lanes == 1 ? "lane" : "lanes",
-	       text_from_size(plan->memory_limit, text, sizeof(text)));
+	       percent(sum->resident, sum->bytes), sum->residency_by);
+	printf("  device       ");
+	device_print(pen_device_name(all->device), all->why);
+	printf("\n  resources    %u %s, at most %s pinned\n", sum->lanes,
+	       sum->lanes == 1 ? "lane" : "lanes",
+	       text_from_size(sum->memory_limit, text, sizeof(text)));
 }
 
 static void print_ranges(const struct pen_explanation *plan)
@@ -144,7 +263,7 @@ static void print_ranges(const struct pen_explanation *plan)
 		const struct pen_range *range = &plan->ranges[i];
 
 		/* One more line says as much as one that counts what is left out. */
-		if (i >= RANGES_SHOWN - 1 && plan->range_count > RANGES_SHOWN) {
+		if (i >= ROWS_SHOWN - 1 && plan->range_count > ROWS_SHOWN) {
 			rest += range->length;
 			continue;
 		}
@@ -153,9 +272,50 @@ static void print_ranges(const struct pen_explanation *plan)
 		       text_from_size(range->length, length, sizeof(length)), range->path,
 		       percent(range->resident, range->length));
 	}
-	if (plan->range_count > RANGES_SHOWN)
-		printf("  and %zu more ranges, %s in all\n", plan->range_count - (RANGES_SHOWN - 1),
+	if (plan->range_count > ROWS_SHOWN)
+		printf("  and %zu more ranges, %s in all\n", plan->range_count - (ROWS_SHOWN - 1),
 		       text_from_size(rest, length, sizeof(length)));
+}
+
+/* The names of a file's paths with their shares, in the order of their first bytes. */
+static void print_shares(const struct pen_explanation *plan)
+{
+	for (uint32_t i = 0; i < plan->path_count; i++)
+		printf("%s%s %.0f %%", i ? ", " : "", plan->paths[i].path,
+		       percent(plan->paths[i].bytes, plan->bytes));
+	putchar('\n');
+}
+
+static void print_files(const struct explaining *all)
+{
+	char size[TEXT_SIZE_MAX];
+	size_t shown = all->count > ROWS_SHOWN ? ROWS_SHOWN - 1 : all->count;
+	uint64_t rest = 0;
+	int width = 4;
+
+	for (size_t i = 0; i < shown; i++) {
+		int length = (int)text_escape(NULL, 0, all->parts[i].name);
+
+		if (length > width)
+			width = length < NAME_WIDTH ? length : NAME_WIDTH;
+	}
+	printf("\n  %-*s %-12s %-14s %s\n", width, "file", "size", "in page cache", "paths");
+	for (size_t i = 0; i < all->count; i++) {
+		const struct part *part = &all->parts[i];
+
+		if (i >= shown) {
+			rest += part->plan->bytes;
+			continue;
+		}
+		printf("  ");
+		report_name(part->name, width);
+		printf(" %-12s %11.0f %%  ", text_from_size(part->plan->bytes, size, sizeof(size)),
+		       percent(part->plan->resident, part->plan->bytes));
+		print_shares(part->plan);
+	}
+	if (shown < all->count)
+		printf("  and %zu more files, %s in all\n", all->count - shown,
+		       text_from_size(rest, size, sizeof(size)));
 }
 
 static void print_paths(const struct pen_explanation *plan)
@@ -179,54 +339,67 @@ static void print_paths(const struct pen_explanation *plan)
 	}
 }
 
+static void print_text(const struct explaining *all)
+{
+	print_facts(all);
+	if (all->model)
+		print_files(all);
+	else
+		print_ranges(all->parts[0].plan);
+	print_paths(&all->sum);
+	if (all->model)
+		report_warnings_text(all->model);
+}
+
 /* ---------------------------------------------------------------------------- the command -- */
+
+static void close_all(struct explaining *all)
+{
+	for (size_t i = 0; all->parts && i < all->count; i++)
+		pen_explain_free(all->parts[i].plan);
+	free(all->parts);
+	pen_object_close(all->object);
+	pen_model_close(all->model);
+	pen_device_close(all->device);
+}
 
 static int run_explain(int argc, char **argv)
 {
-	struct settings set = { .engine = PEN_OPTIONS_INIT };
-	struct pen_explanation *plan = NULL;
-	struct pen_device *device = NULL;
-	struct pen_object *object = NULL;
-	char why[sizeof(((struct pen_error *)0)->message)] = "";
+	struct explaining all = { .set = { .engine = PEN_OPTIONS_INIT } };
 	struct pen_error err;
 	int status = STATUS_FAILURE;
-	int rc = options_parse(&command_explain, argc, argv, &set, &err);
+	int rc = options_parse(&command_explain, argc, argv, &all.set, &err);
 
 	if (rc) {
 		if (rc < 0)
-			report_error(&err, set.json);
+			report_error(&err, all.set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
-	rc = pen_object_open(argv[0], PEN_READ, 0, &object, &err);
+	all.path = argv[0];
+	rc = open_parts(&all, &err);
 	/* Only a name that cannot be understood is invalid. */
-	if (rc == -EINVAL)
+	if (rc == -EINVAL && !is_model(all.path))
 		status = STATUS_USAGE;
 	if (!rc)
-		rc = open_device(&set, &device, why, sizeof(why), &err);
-	if (!rc)
-		rc = pen_explain(object, device, &set.engine, &plan, &err);
-	if (rc) {
-		report_error(&err, set.json);
-	} else if (set.json) {
-		print_json(argv[0], why, plan);
-	} else {
-		print_facts(argv[0], why, plan);
-		print_ranges(plan);
-		print_paths(plan);
-	}
-	pen_explain_free(plan);
-	pen_object_close(object);
-	pen_device_close(device);
+		rc = explain_all(&all, &err);
+	if (rc)
+		report_error(&err, all.set.json);
+	else if (all.set.json)
+		print_json(&all);
+	else
+		print_text(&all);
+	close_all(&all);
 	return rc ? status : STATUS_OK;
 }
 
 const struct command command_explain = {
 	.name = "explain",
-	.operands = "FILE",
+	.operands = "PATH",
 	.operand_count = 1,
-	.summary = "say what the engine would do with a file here, and why",
-	.description = "Say which path each range of FILE would take into the memory of a device, "
-		       "why, and what stands in the way of better ones. Nothing is moved.",
+	.summary = "say what the engine would do with a file or a model here, and why",
+	.description = "Say which path each range of a file, or of the files of a model - a folder "
+		       "or an index - would take into the memory of a device, why, and what stands "
+		       "in the way of better ones. Nothing is moved.",
 	.options = explain_options,
 	.run = run_explain,
 };

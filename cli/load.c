@@ -9,22 +9,23 @@
  * run whose time is in the middle.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
 #include "ceiling.h"
 #include "commands.h"
+#include "device.h"
+#include "evict.h"
 #include "interrupt.h"
 #include "keys.h"
 #include "model.h"
 #include "progress.h"
 #include "report.h"
+#include "runs.h"
 #include "seconds.h"
 #include "watch.h"
 
@@ -32,7 +33,7 @@
 
 struct settings {
 	struct pen_options engine;
-	const char *device;
+	const char *device;	/* NULL: not given */
 	struct option_list keys;
 	uint32_t repeat;
 	bool drop_cache, hash, json, quiet, no_ceiling;
@@ -41,12 +42,10 @@ struct settings {
 #define AT(field) .where = offsetof(struct settings, field)
 
 static const struct option_entry load_options[] = {
-	{ "device", 'd', OPTION_DEVICE, "DEVICE", AT(device),
-	  .help = "Where the tensors are to land: cuda:N or host (or cpu); otherwise cuda:0" },
+	OPTIONS_DEVICE("tensors"),
 	{ "keys", 'k', OPTION_LIST, "GLOB", AT(keys),
 	  .help = "Only tensors of such names; can be given more than once" },
-	{ "repeat", 'n', OPTION_NUMBER, "N", AT(repeat), .min = 1, .max = 1000,
-	  .help = "Load so often, and tell the median" },
+	OPTIONS_REPEAT("Load"),
 	{ "drop-cache", 0, OPTION_FLAG, AT(drop_cache),
 	  .help = "Evict the files from the page cache before each load" },
 	{ "hash", 0, OPTION_FLAG, AT(hash),
@@ -68,6 +67,7 @@ struct load {
 	const char *path;			/* what to call them */
 	char label[MODEL_LABEL_MAX];
 	struct pen_device *device;
+	char why[DEVICE_REASON_MAX];		/* it is the host, where nobody asked for that */
 	struct pen_model *model;
 	const struct pen_tensor **tensors;	/* those to load */
 	size_t count;
@@ -88,19 +88,24 @@ struct load {
 
 static bool on_host(const struct load *load)
 {
-	return !strcmp(load->set.device, "host");
+	return !strcmp(pen_device_name(load->device), "host");
 }
 
 /* -------------------------------------------------------------------------------- opening -- */
 
-/* For those who have no GPU, or not that one. */
-static void suggest_host(const struct load *load, struct pen_error *err)
+/* The hint, and these words after it. */
+static void add_hint(struct pen_error *err, const char *words)
 {
 	size_t used = strlen(err->hint);
 
-	if (!on_host(load))
-		snprintf(err->hint + used, sizeof(err->hint) - used,
-			 "%sUse --device host to load into host memory", used ? ". " : "");
+	text_copy(err->hint + used, sizeof(err->hint) - used, words);
+}
+
+/* For those who have no GPU, or not that one, but asked for it. */
+static void suggest_host(struct pen_error *err)
+{
+	add_hint(err, err->hint[0] ? ". " : "");
+	add_hint(err, "Use --device host to load into host memory");
 }
 
 static int place_tensors(struct load *load, struct pen_error *err)
@@ -124,12 +129,12 @@ static int open_all(struct load *load, struct pen_error *err)
 	/* The device first: it goes on starting while headers are read. But where both cannot be
 	 * had, the model is what the user has to do with. */
 	struct pen_error no_device;
-	int without = pen_device_open(load->set.device, &load->device, &no_device);
+	int without = device_open(load->set.device, false, &load->device, load->why, &no_device);
 	int rc = model_open(load->paths, &load->model, err);
 
 	if (!rc && without) {
 		*err = no_device;
-		suggest_host(load, err);
+		suggest_host(err);
 		rc = without;
 	}
 	if (!rc)
@@ -143,36 +148,6 @@ static int open_all(struct load *load, struct pen_error *err)
 
 /* ----------------------------------------------------------------------------- page cache -- */
 
-/* How much of a file is in the page cache, as the engine sees it. */
-static uint64_t resident(const struct pen_model_file *file)
-{
-	struct pen_explanation *plan;
-	struct pen_device *host;
-	uint64_t bytes = 0;
-
-	if (pen_device_open("host", &host, NULL))
-		return 0;
-	if (!pen_explain(file->object, host, NULL, &plan, NULL)) {
-		bytes = plan->resident;
-		pen_explain_free(plan);
-	}
-	pen_device_close(host);
-	return bytes;
-}
-
-/* Pages that are not yet on the store stay where they are, so they are sent there first. */
-static int evict(const struct pen_model_file *file, struct pen_error *err)
-{
-	int fd = open(file->path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return error_sys(err, -errno, "open to evict", file->path, -1);
-	fdatasync(fd);
-	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	close(fd);
-	return 0;
-}
-
 static int drop_cache(struct load *load, struct pen_error *err)
 {
 	const struct pen_model_file *files;
@@ -180,11 +155,8 @@ static int drop_cache(struct load *load, struct pen_error *err)
 	uint64_t kept = 0;
 	int rc = 0;
 
-	for (size_t i = 0; !rc && i < count; i++) {
-		rc = evict(&files[i], err);
-		if (!rc)
-			kept += resident(&files[i]);
-	}
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = evict(files[i].path, files[i].object, &kept, err);
 	if (kept > load->kept)
 		load->kept = kept;
 	return rc;
@@ -256,38 +228,34 @@ static int load_once(struct load *load, struct pen_report *report, struct pen_er
 	return rc;
 }
 
-static int by_seconds(const void *left, const void *right)
+/* Whether a GPU works is known when it is up, which the first load does not wait for. */
+static int load_first(struct load *load, struct pen_error *err)
 {
-	const struct pen_report *const *a = left, *const *b = right;
+	int rc = load_once(load, &load->runs[0], err);
 
-	return ((*a)->seconds > (*b)->seconds) - ((*a)->seconds < (*b)->seconds);
-}
-
-/* Of an even number of runs, the slower of the two in the middle. */
-static int find_median(struct load *load, struct pen_error *err)
-{
-	uint32_t count = load->set.repeat;
-	const struct pen_report **sorted = calloc(count, sizeof(sorted[0]));
-
-	if (!sorted)
-		return error_sys(err, -ENOMEM, "load", load->path, -1);
-	for (uint32_t i = 0; i < count; i++)
-		sorted[i] = &load->runs[i];
-	qsort(sorted, count, sizeof(sorted[0]), by_seconds);
-	load->median = sorted[count / 2];
-	free(sorted);
-	return 0;
+	if (!rc || rc == -ECANCELED || !pen_device_ready(load->device, NULL))
+		return rc;
+	if (!load->set.device && device_fall_back(&load->device, load->why))
+		return load_once(load, &load->runs[0], err);
+	suggest_host(err);
+	return rc;
 }
 
 static int load_all(struct load *load, struct pen_error *err)
 {
-	int rc = 0;
+	int rc = load_first(load, err);
 
-	for (uint32_t i = 0; !rc && i < load->set.repeat; i++)
+	for (uint32_t i = 1; !rc && i < load->set.repeat; i++)
 		rc = interrupt_signal() ? -ECANCELED : load_once(load, &load->runs[i], err);
-	if (rc && rc != -ECANCELED && pen_device_ready(load->device, NULL))
-		suggest_host(load, err);
-	return rc ? rc : find_median(load, err);
+	/* What the host refuses, memory for instance, may be what was meant for a GPU. */
+	if (rc && load->why[0]) {
+		add_hint(err, err->hint[0] ? ". " : "");
+		add_hint(err, "It went to the host because cuda:0 cannot be used: ");
+		add_hint(err, load->why);
+	}
+	if (!rc)
+		load->median = &load->runs[runs_median(load->runs, load->set.repeat)];
+	return rc;
 }
 
 /* -------------------------------------------------------------------------------- hashing -- */
@@ -389,23 +357,6 @@ static json_t *ceiling_json(const struct load *load)
 	return object;
 }
 
-static json_t *runs_json(const struct load *load)
-{
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < load->set.repeat; i++) {
-		const struct pen_report *run = &load->runs[i];
-		json_t *entry = json_object();
-
-		json_object_set_new(entry, "seconds", report_real(run->seconds));
-		json_object_set_new(entry, "setup_seconds", report_real(run->setup_seconds));
-		json_object_set_new(entry, "gb_per_s", report_real(run->gb_per_s));
-		json_object_set_new(entry, "cpu_seconds", report_real(run->cpu_seconds));
-		json_array_append_new(list, entry);
-	}
-	return list;
-}
-
 static json_t *hashes_json(const struct load *load)
 {
 	json_t *list = json_array();
@@ -433,11 +384,13 @@ static void print_json(const struct load *load)
 	json_object_set_new(object, "files", report_number(pen_model_files(load->model, &files)));
 	json_object_set_new(object, "tensors", report_number(load->count));
 	report_job_json(object, run);
+	if (load->why[0])
+		json_object_set_new(object, "device_reason", report_text(load->why));
 	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
 							  run->path_count, false));
 	report_cache_json(object, &load->warming);
 	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
-	json_object_set_new(object, "runs", runs_json(load));
+	json_object_set_new(object, "runs", runs_json(load->runs, load->set.repeat));
 	json_object_set_new(object, "ceiling", ceiling_json(load));
 	if (load->ceiling.reason)
 		json_object_set_new(object, "ceiling_reason", report_text(load->ceiling.reason));
@@ -503,34 +456,25 @@ static void print_memory(const struct load *load)
 	       on_host(load) ? " besides" : "");
 }
 
-static void print_runs(const struct load *load)
-{
-	if (load->set.repeat == 1)
-		return;
-	printf("  runs: the median of %u is above; seconds of each:", load->set.repeat);
-	for (uint32_t i = 0; i < load->set.repeat; i++)
-		printf(" %.*f", load->runs[i].seconds < 0.1 ? 6 : 3, load->runs[i].seconds);
-	putchar('\n');
-}
-
 static void print_text(const struct load *load)
 {
 	const struct pen_model_file *files;
 	size_t count = pen_model_files(load->model, &files);
-	char kept[TEXT_SIZE_MAX];
 
 	printf("%zu %s of %zu %s: ", load->count, load->count == 1 ? "tensor" : "tensors", count,
 	       count == 1 ? "file" : "files");
 	report_job_text(load->median, load->open_seconds);
+	if (load->why[0]) {
+		printf("  device: ");
+		device_print(load->median->device, load->why);
+		putchar('\n');
+	}
 	report_paths_text(load->median, NULL, load->median);
 	report_cache_text(&load->warming);
 	print_ceiling(load);
 	print_memory(load);
-	print_runs(load);
-	if (load->kept)
-		printf("  not cold: %s stayed in the page cache: the file system keeps its files "
-		       "there, or somebody has them mapped\n",
-		       text_from_size(load->kept, kept, sizeof(kept)));
+	runs_print(load->runs, load->set.repeat);
+	evict_print_kept(load->kept);
 	report_warnings_text(load->model);
 }
 
@@ -581,7 +525,7 @@ static void close_all(struct load *load)
 static int run_load(int argc, char **argv)
 {
 	struct load load = {
-		.set = { .engine = PEN_OPTIONS_INIT, .device = "cuda:0", .repeat = 1 },
+		.set = { .engine = PEN_OPTIONS_INIT, .repeat = 1 },
 	};
 	struct pen_error err;
 	int status = STATUS_FAILURE;

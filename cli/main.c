@@ -14,11 +14,12 @@
 #include "commands.h"
 #include "report.h"
 
-static const struct command *const commands[] = {
+const struct command *const commands[] = {
 	&command_load, &command_inspect, &command_copy, &command_explain, &command_make_model,
+	&command_completion, NULL,
 };
 
-#define COMMANDS (sizeof(commands) / sizeof(commands[0]))
+#define COMMANDS (sizeof(commands) / sizeof(commands[0]) - 1)
 
 static const struct command *find_command(const char *name)
 {

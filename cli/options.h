@@ -44,14 +44,21 @@ struct option_list {
 };
 
 /*
- * The options that go to the engine as they are, for tables of commands whose struct settings has
- * them in `engine`, a struct pen_options.
+ * Options that several commands have, for tables of commands whose struct settings has `device`,
+ * `repeat` and, for those that go to the engine as they are, `engine`, a struct pen_options.
  */
 #define OPTIONS_TRANSFER \
 	{ "transfer", 't', OPTION_TRANSFER, "TYPE", \
 	  .where = offsetof(struct settings, engine.transfer), \
 	  .help = "How bytes travel: auto (the best path for each range), or a type by number " \
 		  "or name, such as 3 or CPU_ASYNC_GPU" }
+#define OPTIONS_DEVICE(what) \
+	{ "device", 'd', OPTION_DEVICE, "DEVICE", .where = offsetof(struct settings, device), \
+	  .help = "Where the " what " are to land: host (or cpu) or cuda:N; otherwise cuda:0, or " \
+		  "host where there is none" }
+#define OPTIONS_REPEAT(what) \
+	{ "repeat", 'n', OPTION_NUMBER, "N", .where = offsetof(struct settings, repeat), \
+	  .min = 1, .max = RUNS_MAX, .help = what " so often, and tell the median" }
 #define OPTIONS_ENGINE \
 	{ "memory-limit", 0, OPTION_SIZE, "SIZE", \
 	  .where = offsetof(struct settings, engine.memory_limit), .min = OPTIONS_MEMORY_LEAST, \
@@ -80,6 +87,7 @@ struct command {
 	const char *operands;		/* as help shows them: "SRC DST" */
 	int operand_count;
 	bool more_operands;		/* the last one may be given more than once */
+	const char *const *operand_choices;	/* what they can be; NULL: names of files */
 	const char *summary;		/* one line in the list of commands */
 	const char *description;	/* above the options in --help */
 	const struct option_entry *options;

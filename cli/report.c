@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/error.h"
 #include "base/text.h"
+#include "evict.h"
 #include "report.h"
+#include "runs.h"
 
 /* ----------------------------------------------------------------------------------- sums -- */
 
-static void add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path)
+void report_add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path)
 {
 	for (uint32_t i = 0; i < *count; i++) {
 		if (!strcmp(paths[i].path, path->path) && !strcmp(paths[i].reason, path->reason)) {
@@ -57,13 +60,13 @@ void report_add(struct pen_report *sum, const struct pen_report *job)
 	if (job->cache_reason[0])
 		memcpy(sum->cache_reason, job->cache_reason, sizeof(sum->cache_reason));
 	for (uint32_t i = 0; i < job->path_count; i++)
-		add_path(sum->paths, &sum->path_count, &job->paths[i]);
+		report_add_path(sum->paths, &sum->path_count, &job->paths[i]);
 	for (uint32_t i = 0; i < job->refused_count; i++)
-		add_path(sum->refused, &sum->refused_count, &job->refused[i]);
+		report_add_path(sum->refused, &sum->refused_count, &job->refused[i]);
 }
 
-/* Both directions in one. They ran side by side, so what each held counts together. */
-static void add_up(const struct report *report, struct pen_report *all)
+/* They ran side by side, so what each held counts together. */
+void report_sum(const struct report *report, struct pen_report *all)
 {
 	*all = report->read;
 	report_add(all, &report->write);
@@ -206,31 +209,34 @@ void report_cache_json(json_t *object, const struct warming *warming)
 	json_object_set_new(object, "not_warmed_reason", report_text(warming->why_not));
 }
 
-static void copy_json(const struct report *report, const struct pen_report *all)
+static void copy_json(const struct report_copy *copy, const struct pen_report *all)
 {
-	const struct pen_report *read = &report->read, *write = &report->write;
+	const struct pen_report *read = &copy->run->read, *write = &copy->run->write;
 	json_t *object = json_object(), *paths = json_array();
 
 	report_paths(paths, "read", read->paths, read->path_count, false);
 	report_paths(paths, "write", write->paths, write->path_count, false);
-	json_object_set_new(object, "source", report_text(report->source));
-	json_object_set_new(object, "destination", report_text(report->destination));
-	json_object_set_new(object, "transfer", report_text(report->transfer));
-	json_object_set_new(object, "open_seconds", report_real(report->open_seconds));
-	json_object_set_new(object, "commit_seconds", report_real(report->commit_seconds));
+	json_object_set_new(object, "source", report_text(copy->source));
+	json_object_set_new(object, "destination", report_text(copy->destination));
+	json_object_set_new(object, "transfer", report_text(copy->transfer));
+	json_object_set_new(object, "open_seconds", report_real(copy->run->open_seconds));
+	json_object_set_new(object, "commit_seconds", report_real(copy->run->commit_seconds));
 	report_job_json(object, all);
 	json_object_set_new(object, "paths", paths);
-	report_cache_json(object, &report->warming);
-	if (report->verified) {
+	report_cache_json(object, &copy->warming);
+	json_object_set_new(object, "runs", runs_json(copy->runs, copy->count));
+	if (copy->dropped)
+		json_object_set_new(object, "not_evicted_bytes", report_number(copy->kept));
+	if (copy->verified) {
 		json_object_set_new(object, "verified", json_true());
-		json_object_set_new(object, "hash", json_string(report->hash));
+		json_object_set_new(object, "hash", json_string(copy->hash));
 	}
 	report_json(object);
 }
 
 static void error_json(const struct pen_error *err)
 {
-	const char *name = strerrorname_np(-err->code);
+	const char *name = error_name(-err->code);
 	json_t *object = json_object();
 
 	json_object_set_new(object, "code", json_integer(err->code));
@@ -401,24 +407,26 @@ void report_cache_text(const struct warming *warming)
 	putchar('\n');
 }
 
-static void copy_text(const struct report *report, const struct pen_report *all)
+static void copy_text(const struct report_copy *copy, const struct pen_report *all)
 {
-	report_job_text(all, report->open_seconds);
-	report_paths_text(&report->read, &report->write, all);
-	report_cache_text(&report->warming);
-	if (report->verified)
-		printf("  verified: XXH3-128 %s\n", report->hash);
+	report_job_text(all, copy->run->open_seconds);
+	report_paths_text(&copy->run->read, &copy->run->write, all);
+	report_cache_text(&copy->warming);
+	runs_print(copy->runs, copy->count);
+	evict_print_kept(copy->kept);
+	if (copy->verified)
+		printf("  verified: XXH3-128 %s\n", copy->hash);
 }
 
-void report_copy(const struct report *report, bool json)
+void report_copy(const struct report_copy *copy, bool json)
 {
 	struct pen_report all;
 
-	add_up(report, &all);
+	report_sum(copy->run, &all);
 	if (json)
-		copy_json(report, &all);
+		copy_json(copy, &all);
 	else
-		copy_text(report, &all);
+		copy_text(copy, &all);
 }
 
 void report_error(const struct pen_error *err, bool json)

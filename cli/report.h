@@ -12,15 +12,24 @@
 #include "penstock.h"
 #include "warming.h"
 
-/* What a copy did. `read` and `write` are each the sum of their jobs; all zero where none ran. */
+/* One run of a copy. `read` and `write` are each the sum of their jobs; all zero where none ran. */
 struct report {
-	const char *source, *destination, *transfer;
 	struct pen_report read, write;
 	double open_seconds;	/* before the first job: devices, files, memory */
 	double seconds;		/* first job started to last byte committed */
 	double commit_seconds;	/* of these, making it durable */
-	struct warming warming;
-	bool verified;
+};
+
+/* All of a copy: the run that is told, and what is told besides. */
+struct report_copy {
+	const char *source, *destination, *transfer;
+	const struct report *run;	/* the one in the middle */
+	const struct pen_report *runs;	/* report_sum() of each, as they came */
+	uint32_t count;
+	bool dropped;			/* the page cache, before each */
+	uint64_t kept;			/* of it, most that stayed */
+	struct warming warming;		/* after the last */
+	bool verified;			/* after the last */
 	char hash[HASH_TEXT_SIZE];
 };
 
@@ -30,7 +39,13 @@ struct report {
  */
 void report_add(struct pen_report *sum, const struct pen_report *job);
 
-void report_copy(const struct report *report, bool json);
+/* Add a path to a list of PEN_PATHS_MAX: to the bytes of the same one with the same reason. */
+void report_add_path(struct pen_path *paths, uint32_t *count, const struct pen_path *path);
+
+/* Both directions of a run in one. */
+void report_sum(const struct report *run, struct pen_report *all);
+
+void report_copy(const struct report_copy *copy, bool json);
 void report_error(const struct pen_error *err, bool json);
 
 /* The parts of it for a job: its members, its first line, and a line for each path. `write` may be

@@ -57,10 +57,26 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PEN_VERSION "0.1.0"
+/* The version compiled against: in words, in parts, and as one number that only grows, for #if. */
+#define PEN_VERSION "0.2.0"
+#define PEN_VERSION_MAJOR 0
+#define PEN_VERSION_MINOR 2
+#define PEN_VERSION_PATCH 0
+#define PEN_VERSION_NUMBER \
+	(PEN_VERSION_MAJOR * 10000 + PEN_VERSION_MINOR * 100 + PEN_VERSION_PATCH)
 
-/* The version of the library that runs (PEN_VERSION is the one compiled against). */
+/* The version of the library that runs. */
 const char *pen_version(void);
+int pen_version_number(void);
+
+/* A sized struct, all else zero. C++ has designated initialisers from C++20 only, and compilers
+ * warn there of the members that they leave out. */
+#ifdef __cplusplus
+#define PEN_SIZED_INIT(type) \
+	[]() -> type { type pen_sized = type(); pen_sized.size = sizeof(type); return pen_sized; }()
+#else
+#define PEN_SIZED_INIT(type) { .size = sizeof(struct type) }
+#endif
 
 /* ---------------------------------------------------------------------------------- errors -- */
 
@@ -350,7 +366,7 @@ enum pen_chunk {
 #define PEN_STREAM_LEGACY ((void *)1)
 #define PEN_STREAM_PER_THREAD ((void *)2)
 
-#define PEN_OPTIONS_INIT { .size = sizeof(struct pen_options) }
+#define PEN_OPTIONS_INIT PEN_SIZED_INIT(pen_options)
 
 #define PEN_PATHS_MAX 12
 #define PEN_REASON_MAX 200
@@ -391,7 +407,7 @@ struct pen_report {
 						   page cache, and why; "": there were none */
 };
 
-#define PEN_REPORT_INIT { .size = sizeof(struct pen_report) }
+#define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)
 
 enum pen_state {
 	PEN_PLANNED,
@@ -447,6 +463,23 @@ int pen_job_wait_for(struct pen_job *job, double seconds);
 size_t pen_job_landed(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
 size_t pen_job_gathered(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
 size_t pen_job_stored(struct pen_job *job, uint64_t *groups, size_t room, double seconds);
+
+/*
+ * For event loops: a descriptor to wait on with poll(2), epoll(7) and the like, or a negative
+ * errno. It is an eventfd(2), non-blocking and closed by exec, and the same one whenever asked for.
+ *
+ * It becomes readable when a group is complete (landed, gathered or stored; with options.groups)
+ * and when the job has ended, well or badly; at once where that was so before the first call. It
+ * stays so until 8 bytes are read from it, whose value means nothing. Whatever comes after the
+ * reading makes it readable again, and there may be nothing new by then; so, when it is readable,
+ * in this order and without waiting: read it; ask pen_job_wait_for(job, 0), which is 0 once the job
+ * has ended; ask pen_job_landed() or its like until they return 0; if the job had ended, that was
+ * all.
+ *
+ * It belongs to the job, and pen_job_wait() closes it: take it out of the loop before. A child of
+ * fork() shares it and must not read it; a call there is -ECHILD.
+ */
+int pen_job_eventfd(struct pen_job *job, struct pen_error *err);
 
 /*
  * Wait for the end, release the job, tell how it went. For a read the bytes are in memory; for a

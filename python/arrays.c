@@ -494,7 +494,7 @@ static PyGetSetDef array_getset[] = {
 
 static PyMethodDef array_methods[] = {
 	{ "__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
-	  "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+	  "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
 	  "The array as a DLPack capsule; no copy is made." },
 	{ "__dlpack_device__", array_dlpack_device, METH_NOARGS, "DLPack's (type, id)." },
 	{ NULL },

@@ -9,6 +9,11 @@ const char *pen_version(void)
 	return PEN_VERSION;
 }
 
+int pen_version_number(void)
+{
+	return PEN_VERSION_NUMBER;
+}
+
 void pen_trim(void)
 {
 	piece_trim(NULL);

@@ -12,6 +12,7 @@ theirs is asked for. docs/python.md is the guide.
 from __future__ import annotations
 
 import atexit as _atexit
+import typing as _typing
 
 from . import _penstock
 from ._error import Error
@@ -42,14 +43,19 @@ def trim() -> None:
     _penstock.trim()
 
 
-def __getattr__(name: str):
-    if name not in _later:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    from importlib import import_module
+if _typing.TYPE_CHECKING:   # they know no names that are found by a function
+    from ._file import File, fromfile, tofile
+    from ._save import save_file
+    from ._transformers import from_pretrained
+else:
+    def __getattr__(name):
+        if name not in _later:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        from importlib import import_module
 
-    value = getattr(import_module(f"penstock.{_later[name]}"), name)
-    globals()[name] = value
-    return value
+        value = getattr(import_module(f"penstock.{_later[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

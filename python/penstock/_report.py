@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
+from typing import Any, NamedTuple
 
-Path = namedtuple("Path", "path bytes reason")
-Path.__doc__ = "A way that carried bytes, or one that could not be had, and why."
+
+class Path(NamedTuple):
+    """A way that carried bytes, or one that could not be had, and why."""
+
+    path: str
+    bytes: int
+    reason: str
+
 
 _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
@@ -59,7 +65,7 @@ class Report:
         self.paths = [Path(*path) for path in fields["paths"]]
         self.refused = [Path(*path) for path in fields["refused"]]
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists, ready for JSON."""
         fields = dict(self.__dict__)
         for name in ("paths", "refused"):

@@ -29,4 +29,7 @@ void error_hint(struct pen_error *err, const char *format, ...) PRINTF_LIKE(2, 3
 
 void error_clear(struct pen_error *err);
 
+/* "ENOENT" for that errno; NULL where there is none. glibc can tell from 2.32 on only. */
+const char *error_name(int number);
+
 #endif

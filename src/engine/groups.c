@@ -6,10 +6,11 @@
 #include "sys/os.h"
 
 int groups_init(struct groups *groups, uint64_t count, const struct plan *plan,
-		pthread_mutex_t *lock, pthread_cond_t *news)
+		pthread_mutex_t *lock, pthread_cond_t *news, const atomic_int *eventfd)
 {
 	groups->lock = lock;
 	groups->news = news;
+	groups->eventfd = eventfd;
 	groups->plan = plan;
 	if (!count)
 		return 0;
@@ -35,8 +36,13 @@ void groups_fini(struct groups *groups)
 static void enter(struct groups *groups, uint64_t group)
 {
 	size_t at = atomic_fetch_add(&groups->entered, 1);
+	int eventfd;
 
 	atomic_store(&groups->order[at], group + 1);
+	/* Who makes the descriptor looks at `entered` afterwards: one of us sees the other. */
+	eventfd = atomic_load(groups->eventfd);
+	if (eventfd >= 0)
+		os_eventfd_add(eventfd);
 	/* Whoever is about to sleep has said so before the last look at `order`. */
 	if (atomic_load(&groups->awaited)) {
 		pthread_mutex_lock(groups->lock);

@@ -8,7 +8,8 @@
  *
  * Invariants
  *   1. Each group is entered once, by the lane that brought its last byte.
- *   2. Lanes never wait here: they take the lock only to wake somebody who said that he sleeps.
+ *   2. Lanes never wait here: they take the lock only to wake somebody who said that he sleeps,
+ *      and make a system call only for who asked for a descriptor.
  *   3. Where nobody asks (count is 0) nothing is allocated and a lane only looks at `count`.
  */
 #include <pthread.h>
@@ -25,11 +26,12 @@ struct groups {
 	atomic_bool awaited;		/* somebody sleeps on `news` */
 	pthread_mutex_t *lock;		/* the job's, both */
 	pthread_cond_t *news;
+	const atomic_int *eventfd;	/* the job's; -1: nobody polls */
 };
 
 /* Count what each group waits for; those that wait for nothing are complete. -ENOMEM. */
 int groups_init(struct groups *groups, uint64_t count, const struct plan *plan,
-		pthread_mutex_t *lock, pthread_cond_t *news);
+		pthread_mutex_t *lock, pthread_cond_t *news, const atomic_int *eventfd);
 void groups_fini(struct groups *groups);
 
 /* All bytes of the plan's requests [first, first + count) have come. Lanes, in parallel. */

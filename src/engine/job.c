@@ -100,6 +100,8 @@ void job_lane_ended(struct pen_job *job)
 	if (atomic_fetch_sub(&job->running, 1) == 1) {
 		atomic_store(&job->end_ns, os_now());
 		pthread_cond_broadcast(&job->news);
+		if (atomic_load(&job->eventfd) >= 0)
+			os_eventfd_add(atomic_load(&job->eventfd));
 	}
 	pthread_mutex_unlock(&job->lock);
 }
@@ -115,6 +117,8 @@ static void job_free(struct pen_job *job)
 	free(job->lanes);
 	groups_fini(&job->arrived);
 	groups_fini(&job->gathered);
+	if (atomic_load(&job->eventfd) >= 0)
+		os_close(atomic_load(&job->eventfd));
 	free(job->digests);
 	free(job->asked);
 	schedule_free(job->schedule);
@@ -234,10 +238,11 @@ static int set_up_groups(struct pen_job *job)
 {
 	const struct plan *plan = job->schedule->plan;
 	uint64_t count = job->options.groups;
-	int rc = groups_init(&job->arrived, count, plan, &job->lock, &job->news);
+	int rc = groups_init(&job->arrived, count, plan, &job->lock, &job->news, &job->eventfd);
 
 	if (!rc && job->direction != PEN_READ)
-		rc = groups_init(&job->gathered, count, plan, &job->lock, &job->news);
+		rc = groups_init(&job->gathered, count, plan, &job->lock, &job->news,
+				 &job->eventfd);
 	return rc;
 }
 
@@ -261,6 +266,7 @@ static int job_new(enum pen_mode direction, struct pen_device *device, struct sc
 	job->device = device;
 	job->options = *options;
 	job->state = PEN_PLANNED;
+	job->eventfd = -1;
 	job->generation = os_generation();
 	job->schedule = schedule;
 	job->refused_count = schedule->refused_count;
@@ -472,6 +478,42 @@ int pen_job_wait_for(struct pen_job *job, double seconds)
 	return -rc;
 }
 
+/* A child of fork() has the job's memory, but not its threads. */
+static int refuse_child(struct pen_error *err)
+{
+	error_set(err, -ECHILD, "finish", "the transfer", -1,
+		  "it was started before this process was forked");
+	error_hint(err, "Wait for it in the process that started it");
+	return -ECHILD;
+}
+
+int pen_job_eventfd(struct pen_job *job, struct pen_error *err)
+{
+	int fd;
+
+	error_clear(err);
+	if (inherited(job))
+		return refuse_child(err);
+	pthread_mutex_lock(&job->lock);
+	fd = atomic_load(&job->eventfd);
+	if (fd < 0) {
+		fd = os_eventfd();
+		if (fd >= 0)
+			atomic_store(&job->eventfd, fd);
+		/* What came before is told by this, what comes now by those who bring it. */
+		if (fd >= 0 && (!atomic_load(&job->running) || job->arrived.entered ||
+				job->gathered.entered))
+			os_eventfd_add(fd);
+	}
+	pthread_mutex_unlock(&job->lock);
+	if (fd < 0) {
+		error_sys(err, fd, "make", "an eventfd", -1);
+		if (fd == -EMFILE)
+			error_hint(err, "Raise the limit of open files (ulimit -n)");
+	}
+	return fd;
+}
+
 static size_t tell(struct pen_job *job, struct groups *groups, uint64_t *told, size_t room,
 		   double seconds)
 {
@@ -527,12 +569,8 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 
 	if (rc)
 		return rc;
-	if (inherited(job)) {
-		error_set(err, -ECHILD, "finish", "the transfer", -1,
-			  "it was started before this process was forked");
-		error_hint(err, "Wait for it in the process that started it");
-		return -ECHILD;
-	}
+	if (inherited(job))
+		return refuse_child(err);
 	for (unsigned int i = 0; i < job->lane_count; i++)
 		if (job->lanes[i].started)
 			pthread_join(job->lanes[i].thread, NULL);

@@ -78,6 +78,7 @@ struct pen_job {
 	_Atomic uint64_t end_ns;
 	pthread_mutex_t lock;		/* guards error, tallies, refused, allocated */
 	pthread_cond_t news;		/* the last lane has ended, or an awaited group is there */
+	atomic_int eventfd;		/* told of the same; -1: nobody has asked for it */
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
 	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */

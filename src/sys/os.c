@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -649,6 +650,17 @@ uint64_t os_files_limit(void)
 	struct rlimit limit;
 
 	return getrlimit(RLIMIT_NOFILE, &limit) ? 0 : limit.rlim_cur;
+}
+
+int os_eventfd(void)
+{
+	FAULT("eventfd");
+	return os_above_standard(result(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+}
+
+void os_eventfd_add(int fd)
+{
+	eventfd_write(fd, 1);
 }
 
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)

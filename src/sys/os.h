@@ -87,6 +87,11 @@ void os_not_inherited(void *memory, size_t size);	/* a forked child shall not ha
 size_t os_page_size(void);
 uint64_t os_memory_available(void);	/* bytes, with swap; UINT64_MAX where unknown */
 
+/* A counter to poll for, at zero, closed by exec; and adding to it, which cannot fail for us: a
+ * count too large for one more is as good as that one more. */
+int os_eventfd(void);
+void os_eventfd_add(int fd);
+
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */

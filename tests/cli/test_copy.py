@@ -5,6 +5,7 @@ import pathlib
 import re
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -387,3 +388,83 @@ def test_name_that_is_no_utf8_is_still_valid_json(penstock, source, tmp_path):
 def test_made_up_store_keeps_to_its_rate(penstock):
     report = penstock.report("pattern:20M,rate=40M,latency=1ms", "host:", "--verify")
     assert 0.4 < report["seconds"] < 1.5
+
+
+# ------------------------------------------------------------------------- again and again --
+
+@pytest.mark.parametrize("sides", [["{source}", "host:"], ["{source}", "{out}"],
+                                   ["host:", "{out}", "--size", "3M"],
+                                   ["{source}", "{out}", "--in-place"],
+                                   ["pattern:3M", "null:"]])
+@pytest.mark.parametrize("count", [3, 4])
+def test_repeat_gives_the_median_and_each_run(penstock, source, tmp_path, sides, count):
+    out = tmp_path / "out"
+    args = [side.format(source=source, out=out) for side in sides]
+    report = penstock.report(*args, "--repeat", str(count))
+    times = sorted(run["seconds"] for run in report["runs"])
+    assert len(times) == count and report["seconds"] == times[count // 2]
+    # Each run is counted by itself.
+    assert report["bytes"] == (3 * MIB if "host:" == args[0] or "null:" in args
+                               else source.stat().st_size)
+    if args[1] == str(out):
+        assert out.read_bytes() == (source.read_bytes() if args[0] == str(source)
+                                    else pattern(3 * MIB))
+    words = penstock.ok("copy", *args, "-n", str(count)).out
+    [line] = re.findall(rf"^  runs: the median of {count} is above; seconds of each: (.*)$", words,
+                        re.M)
+    assert len(line.split()) == count
+
+
+def test_one_copy_is_one_run_and_has_no_line_of_runs(penstock, source):
+    assert len(penstock.report(source, "host:")["runs"]) == 1
+    assert "runs:" not in penstock.ok("copy", source, "host:").out
+
+
+def test_repeated_copies_are_verified_and_keep_to_the_memory_of_one(gpu, source):
+    fake = gpu(FAKE_CUDA_MEMORY="4M")
+    assert fake.report(source, "cuda:0", "--repeat", "5", "--verify")["verified"]
+    error = gpu().fails("copy", source, "cuda:0", "--repeat", "2", "--inject", "corrupt:1",
+                        "--verify")
+    assert error["operation"] == "verify"
+
+
+def test_cache_is_dropped_before_every_copy(penstock, source):
+    cached = ["--transfer", "CPU_ONLY", "--cache", "keep"]
+    report = penstock.report(source, "host:", *cached, "--drop-cache", "--repeat", "2")
+    if report["not_evicted_bytes"]:
+        pytest.skip("this file system does not drop its page cache")
+    assert resident(source) >= source.stat().st_size
+    # All of it is in the cache: only a run that drops that has reasons to go elsewhere.
+    warm = penstock.report(source, "host:")
+    cold = penstock.report(source, "host:", "--drop-cache", "--repeat", "3")
+    assert [path["path"] for path in warm["paths"]] == ["cached"]
+    assert "cached" not in [path["path"] for path in cold["paths"]]
+    assert "not_evicted_bytes" not in warm
+
+
+def test_cache_that_cannot_be_dropped_is_told(penstock, small_fs):
+    file = small_fs / "file"
+    file.write_bytes(bytes(MIB))
+    report = penstock.report(file, "host:", "--drop-cache")
+    assert report["not_evicted_bytes"] == MIB
+    assert re.search(r"^  not cold: 1\.00 MiB stayed",
+                     penstock.ok("copy", file, "host:", "--drop-cache").out, re.M)
+
+
+@pytest.mark.parametrize("args", [["pattern:1M", "host:"], ["host:", "null:", "--size", "1M"]])
+def test_only_a_file_can_be_evicted(penstock, args):
+    error = penstock.fails("copy", *args, "--drop-cache", status=2)
+    assert error["object"] == "--drop-cache" and error["hint"]
+
+
+def test_source_that_grows_between_two_copies_is_an_error(penstock, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(MIB))
+    process = penstock.start("copy", file, "host:", "--repeat", "1000", "--inject",
+                             "delay:*:20ms", "--json")
+    time.sleep(0.5)
+    with open(file, "ab") as longer:
+        longer.write(bytes(8 * MIB))
+    result = penstock.finish(process, ["--json"])
+    # Either between two copies, or in the middle of one.
+    assert result.status == 1 and result.error["errno"] in ("EBUSY", "ESTALE"), result.err

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""penstock explain: the facts of a file, its ranges, and why not better."""
+"""penstock explain: the facts of a file or a model, its ranges, and why not better."""
+import json
 import os
+import re
 
 import pytest
 
 from cli_program import MIB
+from test_options import documented_members, members
 
 FIELDS = {"file", "bytes", "resident", "residency_by", "filesystem", "store", "memory_alignment",
           "offset_alignment", "queue", "device", "lanes", "memory_limit", "ranges", "paths",
@@ -104,6 +107,80 @@ def test_synthetic_objects_and_empty_files_can_be_explained(penstock, tmp_path):
     penstock.ok("explain", tmp_path / "empty")
 
 
-@pytest.mark.parametrize("name, code", [("/no/such/file", "ENOENT"), ("/", "EISDIR")])
-def test_bad_file_is_an_error(penstock, name, code):
-    assert penstock.fails("explain", name)["errno"] == code
+def test_missing_file_is_an_error(penstock):
+    assert penstock.fails("explain", "/no/such/file")["errno"] == "ENOENT"
+
+
+# ------------------------------------------------------------------------------------- models --
+
+@pytest.fixture
+def model(tmp_path, penstock):
+    """Three files, an index and a file that is no part of it."""
+    spec = {"files": [{"name": f"part-{number}.safetensors",
+                       "tensors": [{"name": f"t{number}", "dtype": "U8",
+                                    "shape": [number * 8 * MIB]}]}
+                      for number in (1, 2, 3)]}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    penstock.ok("make-model", tmp_path / "spec.json", tmp_path / "model", "--quiet")
+    (tmp_path / "model" / "notes.txt").write_text("not a part of it")
+    return tmp_path / "model"
+
+
+def test_model_is_the_sum_of_its_files(penstock, model):
+    plan = explain(penstock, model)
+    paths = sorted(model.glob("*.safetensors"))
+    assert [part["file"] for part in plan["files"]] == [str(path) for path in paths]
+    alone = [explain(penstock, path) for path in paths]
+    assert plan["model"] == str(model) and "file" not in plan
+    for name in ("bytes", "resident"):
+        assert plan[name] == sum(part[name] for part in alone) == \
+            sum(part[name] for part in plan["files"])
+    assert sum(path["bytes"] for path in plan["paths"]) == plan["bytes"]
+    assert [part["ranges"] for part in plan["files"]] == [part["ranges"] for part in alone]
+    names = [path["path"] for path in plan["paths"]]
+    assert len(names) == len(set(zip(names, (path["reason"] for path in plan["paths"]))))
+
+
+def test_folder_and_index_are_the_same_model(penstock, model):
+    [index] = model.glob("*.index.json")
+    by_folder, by_index = explain(penstock, model), explain(penstock, index)
+    assert by_index.pop("model") == str(index) and by_folder.pop("model") == str(model)
+    assert by_index == by_folder
+
+
+def test_model_for_people_is_one_table(penstock, model):
+    out = penstock.ok("explain", "-d", "host", model).out
+    assert re.search(r"^  files        3$", out, re.M)
+    for number in (1, 2, 3):
+        row = rf"^  part-{number}\.safetensors +{number * 8}(\.\d+)? MiB +\d+ %  [a-z-]+ \d+ %"
+        assert re.search(row, out, re.M), out
+    assert out.count("in page cache") == 1 and out.count("file system") == 1
+    assert out.count("Paths taken") == 1 and "notes.txt" not in out
+
+
+def test_json_members_of_a_model_are_in_the_man_page(penstock, model):
+    assert members(explain(penstock, model)) <= documented_members("explain")
+
+
+def test_many_files_are_counted(penstock, tmp_path):
+    for number in range(30):
+        text = json.dumps({f"t{number}": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}})
+        (tmp_path / f"{number:02}.safetensors").write_bytes(
+            len(text).to_bytes(8, "little") + text.encode() + b"x")
+    out = penstock.ok("explain", tmp_path).out
+    assert len(re.findall(r"^  \d\d\.safetensors", out, re.M)) == 19
+    assert re.search(r"^  and 11 more files, ", out, re.M)
+    assert len(explain(penstock, tmp_path)["files"]) == 30
+
+
+def test_model_tells_the_paths_that_the_load_takes(penstock, model):
+    plan = explain(penstock, model)
+    report = penstock.ok("load", "-d", "host", "--no-ceiling", model, "--json").json
+    assert {path["path"] for path in report["paths"]} <= {path["path"] for path in plan["paths"]}
+
+
+def test_folder_without_a_model_and_a_broken_model_are_errors(penstock, model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no *.safetensors file" in penstock.fails("explain", tmp_path / "empty")["message"]
+    (model / "part-2.safetensors").write_bytes(b"nonsense" * 4)
+    assert penstock.fails("explain", model)["domain"] == "format"

@@ -12,6 +12,8 @@ import struct
 
 import pytest
 
+from test_options import COMMANDS
+
 # What a terminal obeys or does not show: C0, DEL, C1, direction, no width.
 NASTY = ("\x1b[2J\x1b]0;owned\x07\r\n\t\x7f\x9b31m\u202e\u202a\u2066\u2069\u200b\u200f\ufeff"
          "\u2028\U000e0041")
@@ -83,7 +85,7 @@ def test_model_of_such_names_is_shown(penstock, tmp_path):
     os.mkdir(folder)
     write(os.path.join(folder, BYTES + b".safetensors"),
           {"__metadata__": {NASTY: NASTY}, NASTY: entry()})
-    for args in (["inspect", folder], ["load", "-d", "host", "--hash", folder]):
+    for args in (["explain", folder], ["inspect", folder], ["load", "--hash", folder]):
         out = penstock.ok(*args).out
         is_harmless(out)
         assert SHOWN in out
@@ -97,6 +99,47 @@ def test_model_of_such_names_is_shown(penstock, tmp_path):
     words, error = fails(penstock, "inspect", folder, "--keys", "nothing")
     assert SHOWN[:30] in words and NASTY[:20] in error["hint"]
     fails(penstock, "load", "-d", "host", folder, "--keys", NASTY + "x")
+
+
+# What JSON, shells and formats of printf take for their own, and all of the above.
+QUOTES = b"\"'`\\\\n${x}%s%n{}[]:,\\u0000 " + BYTES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("made", ["nothing", "a file", "a folder", "a model"])
+def test_every_command_whatever_its_operands_are_called(penstock, tmp_path, command, made):
+    """With and without --json, where there is something of that name and where there is not: the
+    JSON is one valid object, which Penstock() sees to, and no line does harm."""
+    path = os.path.join(os.fsencode(tmp_path), QUOTES)
+    if made == "a file":
+        open(path, "wb").close()
+    elif made != "nothing":
+        os.mkdir(path)
+    if made == "a model":
+        write(os.path.join(path, QUOTES + b".safetensors"),
+              {"__metadata__": {NASTY: '"\\'}, '"\'\\' + NASTY: entry()})
+    operands = [path] * (2 if command in ("copy", "make-model") else 1)
+    if command == "make-model":
+        operands[0] = b"layers=1"
+    for options in ([], ["--json"]):
+        if "--json" in options and command == "completion":
+            continue
+        result = penstock(command, *operands, *options)
+        is_harmless(result.err)
+        is_harmless(result.out)
+        assert result.status in (0, 1, 2) and (result.out or result.err)
+        # One that was made is there, and is in the way of the second.
+        assert result.err.count("\n") == (1 if result.status else 0)
+
+
+def test_repeated_copies_of_such_names(penstock, tmp_path):
+    path = os.path.join(os.fsencode(tmp_path), QUOTES)
+    penstock.ok("copy", "-q", "pattern:1M", path)
+    for args in (["copy", path, "host:", "-n", "2", "--drop-cache"],
+                 ["copy", path, path + b"2", "-n", "2", "--verify"]):
+        is_harmless(penstock.ok(*args).out)
+        is_harmless(penstock.ok(*args, "--json").out)
+    fails(penstock, "copy", "null:" + NASTY, "host:", "--drop-cache", status=2)
 
 
 @pytest.mark.parametrize("header", [
@@ -187,6 +230,8 @@ def test_make_model(penstock, tmp_path):
     ["copy", "--cache", NASTY, "a", "b"], ["copy", "--transfer", NASTY, "a", "b"],
     ["copy", "--inject", NASTY, "a", "b"], ["load", "--device", NASTY, "a"],
     ["copy", "a", "b", f"--json={NASTY}"], ["make-model", "--seed", NASTY, "a", "b"],
+    ["copy", "--repeat", NASTY, "a", "b"], ["explain", "-d", NASTY, "a"], ["completion", NASTY],
+    ["inspect", f"--{NASTY}", "a"], ["help", NASTY],
 ])
 def test_misuse(penstock, args):
     result = penstock(*args)

@@ -449,18 +449,38 @@ def test_dropped_before_every_run(penstock, large):
 
 # ------------------------------------------------------------------------------------ misuse --
 
-def test_no_gpu_points_to_the_host(penstock, model):
+def test_no_gpu_is_told_where_the_host_is_taken(penstock, model, expected):
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("there is a GPU here")
-    error = penstock.fails("load", model)
+    report = load(penstock, model, "--hash")
+    assert hashes(report) == expected(model)
+    assert report["device"] == "host" and report["device_reason"]
+    [line] = re.findall(r"^  device: (.*)$", penstock.ok("load", model).out, re.M)
+    assert line == f"host (cuda:0 cannot be used: {report['device_reason']})"
+    error = penstock.fails("load", model, "--inject", "fail:1+:ENODEV")
+    assert error["hint"].endswith(f"cuda:0 cannot be used: {report['device_reason']}")
+
+
+def test_gpu_that_was_asked_for_is_not_replaced(penstock, model):
+    if os.path.exists("/dev/nvidia0"):
+        pytest.skip("there is a GPU here")
+    error = penstock.fails("load", model, "--device", "cuda:0")
     assert "--device host" in error["hint"]
 
 
 @pytest.mark.parametrize("env", [{"FAKE_CUDA_DEVICES": "0"}, {"FAKE_CUDA_FAIL": "cuInit:*=999"},
                                  {"FAKE_CUDA_FAIL": "cuDevicePrimaryCtxRetain:*=2"}])
-def test_gpu_that_does_not_start_points_to_the_host(gpu, model, env):
-    error = gpu(**env).fails("load", model)
+def test_gpu_that_does_not_start_is_not_taken_unless_asked_for(gpu, model, expected, env):
+    error = gpu(**env).fails("load", model, "-d", "cuda:0")
     assert error["object"] == "cuda:0" and "--device host" in error["hint"]
+    report = load(gpu(**env), model, "--hash", "--repeat", "3")
+    assert report["device"] == "host" and report["device_reason"]
+    assert hashes(report) == expected(model) and len(report["runs"]) == 3
+
+
+def test_gpu_that_works_needs_no_reason(gpu, model):
+    assert "device_reason" not in load(gpu(), model)
+    assert "  device:" not in gpu().ok("load", model).out
 
 
 def test_second_gpu_is_the_second(gpu, model):

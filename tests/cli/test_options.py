@@ -8,7 +8,7 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["load", "inspect", "copy", "explain", "make-model"]
+COMMANDS = ["load", "inspect", "copy", "explain", "make-model", "completion"]
 
 
 def table(penstock, command):
@@ -71,6 +71,16 @@ def test_man_page_is_well_formed(page):
     assert lint.returncode == 0 and lint.stdout == "", lint.stdout
     for section in ("EXAMPLES", "EXIT STATUS"):
         assert f".Sh {section}" in path.read_text()
+
+
+def test_the_same_option_has_the_same_letter_everywhere(penstock):
+    letters, names = {}, {}
+    for command in COMMANDS:
+        for name, letter, value in table(penstock, command):
+            where = f"{name} {letter} of {command}"
+            assert letters.setdefault(name, letter) == letter, where
+            assert not letter or names.setdefault(letter, name) == name, where
+    assert names["-d"] == "--device" and names["-h"] == "--help"
 
 
 def members(value):
@@ -156,8 +166,8 @@ def test_copy_takes_two_sides(penstock, args, message):
 
 
 @pytest.mark.parametrize("args", [[], ["a", "b"]])
-def test_explain_takes_one_file(penstock, args):
-    assert "FILE" in penstock.fails("explain", *args, status=2)["message"]
+def test_explain_takes_one_path(penstock, args):
+    assert "PATH" in penstock.fails("explain", *args, status=2)["message"]
 
 
 def test_json_counts_wherever_it_stands(penstock):

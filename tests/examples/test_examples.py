@@ -64,7 +64,7 @@ def run(programs, installed):
         if options.pop("wait", True):
             return subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
         return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
+                                stderr=subprocess.PIPE, **options)
     return start
 
 
@@ -75,8 +75,8 @@ def source(tmp_path):
     return path
 
 
-def test_there_are_six_short_examples():
-    assert len(EXAMPLES) == 6
+def test_there_are_seven_short_examples():
+    assert len(EXAMPLES) == 7
     for source in EXAMPLES:
         lines = source.read_text().splitlines()
         assert 40 <= len(lines) <= 90, source.name
@@ -180,6 +180,24 @@ def test_progress_stops_at_ctrl_c(run, device):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "cancelled" in err
     assert time.monotonic() - started < 5
+
+
+def parts(numbers):
+    return sorted(f"part {number} has landed" for number in numbers)
+
+
+@pytest.mark.parametrize("device", ["host", "cuda:0"])
+def test_event_loop_hears_of_every_part(run, device):
+    done = run("event_loop", "pattern:16M,rate=100M", device, gpu=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == parts(range(16))
+
+
+def test_event_loop_listens_to_the_keyboard_meanwhile(run):
+    process = run("event_loop", "pattern:64M,rate=4M", wait=False, stdin=subprocess.PIPE)
+    out, err = process.communicate("xq", timeout=60)
+    assert process.returncode == 1 and "cancelled" in err
+    assert len(out.splitlines()) < 16
 
 
 def test_diagnose_tells_the_path_and_why(run, source):

@@ -29,7 +29,7 @@ int main(void)
 	void *memory;
 	uint64_t word;
 
-	if (strcmp(pen_version(), PEN_VERSION))
+	if (strcmp(pen_version(), PEN_VERSION) || pen_version_number() != PEN_VERSION_NUMBER)
 		return 1;
 	if (pen_device_open("host", &host, &err) ||
 	    pen_object_open("pattern:1M", PEN_READ, 0, &object, &err) ||
@@ -77,13 +77,19 @@ def test_everything_is_there(root):
     assert one(root, "penstock.h").read_text() == (ROOT / "include/penstock.h").read_text()
     assert one(root, "libpenstock.so.1").exists()
     assert one(root, "libpenstock.so").exists()
+    assert one(root, "libpenstock.a").exists()
     assert "Libs: " in one(root, "penstock.pc").read_text()
+    for name, place in (("penstock.bash", "bash-completion/completions"),
+                        ("_penstock", "zsh/site-functions"),
+                        ("penstock.fish", "fish/vendor_completions.d")):
+        assert str(one(root, name).parent).endswith(f"/share/{place}")
     for page in (ROOT / "man").glob("*.1"):
         assert one(root, page.name + "*").parent.name == "man1"
 
 
 def test_nothing_else_is_there(root):
-    wanted = ("penstock", "penstock.h", "penstock.pc", "libpenstock.so", "libpenstock.so.1")
+    wanted = ("penstock", "penstock.h", "penstock.pc", "libpenstock.so", "libpenstock.so.1",
+              "libpenstock.a", "penstock.bash", "_penstock", "penstock.fish")
     extra = [path for path in root.rglob("*") if not path.is_dir() and path.name not in wanted
              and not path.name.startswith("libpenstock.so.0.") and path.parent.name != "man1"]
     assert not extra
@@ -110,6 +116,43 @@ def test_a_program_builds_and_runs_against_it(root, tmp_path, compiler):
     run(compiler, "-Wall", "-Wextra", "-Werror", source, *flags, "-o", tmp_path / "use")
     env["LD_LIBRARY_PATH"] = str(one(root, "libpenstock.so.1").parent)
     assert run(tmp_path / "use", env=env) == "1048576 bytes, the word at 4096 is 4096\n"
+
+
+# Names that the inside of the library has as well: the program's own must win, and win for itself.
+OWN_NAMES = """
+int error_set(void);
+int error_set(void) { return 1; }
+int pattern_fill(void);
+int pattern_fill(void) { return 2; }
+"""
+
+
+@pytest.mark.parametrize("only", ["both are there", "the archive alone"])
+def test_a_program_can_take_the_library_along(root, tmp_path, only):
+    if not shutil.which("pkg-config"):
+        pytest.skip("pkg-config is not installed")
+    place = tmp_path / "root"
+    shutil.copytree(root, place, symlinks=True)
+    if only == "the archive alone":
+        for shared in place.rglob("libpenstock.so*"):
+            shared.unlink()
+    env = dict(os.environ, PKG_CONFIG_SYSROOT_DIR=str(place),
+               PKG_CONFIG_PATH=str(one(place, "penstock.pc").parent))
+    flags = run("pkg-config", "--static", "--cflags", "--libs", "penstock", env=env).split()
+    if only == "both are there":
+        flags = ["-Wl,-Bstatic", *flags, "-Wl,-Bdynamic"]
+    source = tmp_path / "use.c"
+    source.write_text(PROGRAM + OWN_NAMES)
+    run("gcc", "-Wall", "-Wextra", "-Werror", source, *flags, "-o", tmp_path / "use")
+    assert run(tmp_path / "use") == "1048576 bytes, the word at 4096 is 4096\n"
+    assert "libpenstock" not in run("readelf", "-d", tmp_path / "use")
+
+
+def test_the_archive_shows_the_header_and_nothing_else(root):
+    shown = re.findall(r" [A-Z] (\w+)$", run("nm", "-g", "--defined-only",
+                                            one(root, "libpenstock.a")), re.MULTILINE)
+    declared = set(re.findall(r"\b(pen_\w+)\(", (ROOT / "include/penstock.h").read_text()))
+    assert set(shown) <= declared and "pen_transfer" in shown
 
 
 def test_make_install_takes_a_prefix():

@@ -4,6 +4,7 @@ what it offers has doc strings and type hints.
 
 The wheel is built without network, where meson-python is there (tests/requirements.txt has it).
 """
+import email
 import json
 import os
 import re
@@ -31,7 +32,7 @@ needs_build = pytest.mark.skipif(not BUILT, reason="the Python package is not bu
 def sources() -> set[str]:
     """What belongs into the package, relative to it."""
     return {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*")
-            if path.suffix == ".py" or path.name == "py.typed"}
+            if path.suffix in (".py", ".pyi") or path.name == "py.typed"}
 
 
 def run(*command, **more) -> str:
@@ -52,9 +53,9 @@ def environment() -> dict:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_file_is_listed_for_the_build(folder):
     text = (folder / "meson.build").read_text()
-    listed = re.findall(r"'([\w.]+\.py|py\.typed)'", text)
+    listed = re.findall(r"'([\w.]+\.pyi?|py\.typed)'", text)
     there = [path.name for path in folder.iterdir()
-             if path.suffix == ".py" or path.name == "py.typed"]
+             if path.suffix in (".py", ".pyi") or path.name == "py.typed"]
     assert sorted(listed) == sorted(there)
     assert "install_sources(" in text and "fs.copyfile(" in text
 
@@ -142,7 +143,7 @@ def test_what_is_offered_is_there_with_doc_strings_and_type_hints():
 
 def test_every_module_says_its_idea():
     for name in sources():
-        if name.endswith(".py"):
+        if name.endswith((".py", ".pyi")):
             lines = (PACKAGE / name).read_text().split("\n")
             assert lines[0] == "# SPDX-License-Identifier: MIT", name
             assert lines[1].startswith('"""'), name
@@ -202,7 +203,42 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     parts = {name.removeprefix("penstock/") for name in names if ".dist-info/" not in name}
-    assert parts == sources() | {"_penstock.abi3.so"}
+    [command] = [name for name in parts if ".data/" in name]
+    assert command.endswith(".data/scripts/penstock")
+    assert parts - {command} == sources() | {"_penstock.abi3.so"}
+
+
+def test_the_wheel_has_the_licence_and_says_what_it_is(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        fields = email.message_from_bytes(archive.read(metadata))
+        licence = archive.read(metadata.replace("METADATA", "licenses/LICENSE")).decode()
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert fields["License-Expression"] == "MIT" and fields["License-File"] == "LICENSE"
+    assert fields["Author"] and fields["Summary"] and fields["Keywords"]
+    assert fields["Requires-Python"] == ">=3.11"
+    assert fields["Description-Content-Type"] == "text/markdown"
+    assert fields.get_payload().lstrip().startswith("# Penstock")
+    classifiers = fields.get_all("Classifier")
+    assert "Typing :: Typed" in classifiers and "Operating System :: POSIX :: Linux" in classifiers
+    # What is needed to load a file is Python alone.
+    assert not [name for name in fields.get_all("Requires-Dist") or () if "extra ==" not in name]
+
+
+def test_pip_installs_the_command_itself(wheel, tmp_path):
+    """The program in C, which needs no other file of ours, and no Python to start it."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    run(sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python", "install",
+        "--no-index", "--no-deps", "--disable-pip-version-check", wheel)
+    command = tmp_path / "venv/bin/penstock"
+    assert command.read_bytes()[:4] == b"\x7fELF"
+    assert "libpenstock" not in run("readelf", "-d", command)
+    env = {name: value for name, value in os.environ.items()
+           if name not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
+    version = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text()).group(1)
+    assert run(command, "--version", env=env) == f"penstock {version}\n"
+    report = json.loads(run(command, "copy", "pattern:1M", "null:", "--json", "-q", env=env))
+    assert report["bytes"] == 1 << 20
 
 
 def test_the_wheel_works_where_it_is_unpacked(wheel, tmp_path):

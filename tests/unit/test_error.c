@@ -133,4 +133,17 @@ TEST(a_vendor_error_keeps_the_vendors_code)
 	CHECK_TEXT(err.message, "");
 }
 
+TEST(every_errno_has_the_name_that_the_c_library_gives_it)
+{
+	for (int number = -2; number < 300; number++) {
+		const char *ours = error_name(number), *theirs = strerrorname_np(number);
+
+		/* 0 is "0" there, and no error here. */
+		if (number <= 0 || !theirs)
+			CHECK(!ours);
+		else
+			CHECK_TEXT(ours, theirs);
+	}
+}
+
 TEST_MAIN

@@ -616,6 +616,8 @@ static void wait_for_the_parents_job(void)
 	CHECK_EQ(progress.state, PEN_FAILED);
 	pen_job_cancel(job);
 	CHECK_EQ(pen_job_wait_for(job, 5), 0);
+	CHECK_EQ(pen_job_eventfd(job, &err), -ECHILD);
+	CHECK(strstr(err.message, "forked") && err.hint[0]);
 	CHECK_EQ(pen_job_wait(job, &report, &err), -ECHILD);
 	CHECK(strstr(err.message, "forked") && err.hint[0]);
 	check_host(host);

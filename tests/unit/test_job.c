@@ -46,6 +46,7 @@ static int start(uint64_t length)
 TEST(the_library_knows_its_version)
 {
 	CHECK_TEXT(pen_version(), PEN_VERSION);
+	CHECK_EQ(pen_version_number(), PEN_VERSION_NUMBER);
 }
 
 TEST(progress_grows_to_the_total)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""A program that uses everything public with types, as its readers would: mypy --strict has nothing
+to say about it, and it runs (test_typing.py). Whoever adds a public name adds a use of it here.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import penstock
+
+
+def files(folder: Path) -> int:
+    """Bytes and arrays to files and back."""
+    path = folder / "bytes.bin"
+    buffer = bytearray(8)
+    penstock.tofile(b"12345678", path)
+    with penstock.File(path) as file:
+        count: int = file.read(buffer)
+        future = file.read_async(buffer, size=4)
+        count += future.get()
+        size: int = file.nbytes()
+    array = penstock.fromfile(path, dtype="uint8", count=-1, like=None)
+    return count + size + len(array)
+
+
+def save(folder: Path) -> Path:
+    """A model of one file."""
+    import numpy
+
+    path = folder / "model.safetensors"
+    tensors = {"a": numpy.arange(6, dtype="float32").reshape(2, 3)}
+    penstock.save_file(tensors, path, metadata={"format": "np"})
+    return path
+
+
+def loads(path: Path) -> dict[str, tuple[int, ...]]:
+    """Tensors by all ways there are."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in penstock.load_file(path, framework="np").items():
+        shapes[name] = tuple(tensor.shape)
+    shapes.update((name, tuple(tensor.shape)) for name, tensor in penstock.load_model(
+        path, "cpu", framework="np", keys="*", copy=True).items())
+    pairs: Iterator[tuple[str, object]] = penstock.stream(path, framework="np", window=1 << 20)
+    names: list[str] = [name for name, _ in pairs]
+    with penstock.safe_open(path, framework="np") as file:
+        metadata: dict[str, str] | None = file.metadata()
+        assert metadata is not None and file.keys() == names
+        part = file.get_slice("a")
+        shapes["part"] = tuple(part[:1].shape)
+        dtype: str = part.get_dtype()
+        shapes[dtype] = tuple(part.get_shape())
+    return shapes
+
+
+def ahead(path: Path) -> None:
+    """Reading before it is needed."""
+    running: penstock.Prefetch = penstock.prefetch(path)
+    running.wait()
+    running.cancel()
+
+
+def address(array: penstock.Array) -> int:
+    """What a framework of its own would ask an array."""
+    shape: tuple[int, ...] = array.shape
+    kind, number = array.__dlpack_device__()
+    return array.address + array.nbytes * len(shape) * (kind + number)
+
+
+def reports() -> list[str]:
+    """What the last call did."""
+    report: penstock.Report | None = penstock.last_report()
+    assert report is not None
+    paths: list[penstock.Path] = report.paths + report.refused
+    return [f"{path.path}: {path.bytes} bytes, {path.reason}" for path in paths]
+
+
+def errors(folder: Path) -> str:
+    """What goes wrong says what to do."""
+    try:
+        penstock.load_file(folder / "absent.safetensors", framework="np")
+    except penstock.Error as error:
+        offset: int | None = error.offset
+        return f"{error.operation} {error.object} {offset}: {error.message}. {error.hint}"
+    return ""
+
+
+def model(path: Path) -> object:
+    """The one thing that is checked here and not run: it wants a model of transformers."""
+    return penstock.from_pretrained(path, "cuda:0", dtype="bfloat16", progress=True)
+
+
+def main(folder: Path) -> None:
+    """All of it, in a folder of its own."""
+    path = save(folder)
+    print(files(folder), loads(path), *reports(), errors(folder))
+    ahead(path)
+    penstock.trim()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
