@@ -240,6 +240,14 @@ class Torch(Dlpack):
         storage = self.torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         return tensor.set_(storage, 0, shape, strides_of(shape))
 
+    def from_bytes(self, data: bytearray, dtype: int, shape):
+        """A tensor of bytes that are in memory; it keeps and changes them."""
+        shape = self._packed(shape) if BITS[dtype] == 4 else shape
+        if not data:
+            return self.torch.empty(shape, dtype=self.dtype(dtype), device="cpu")
+        return self.torch.frombuffer(data, dtype=self.torch.uint8).view(
+            self.dtype(dtype)).reshape(shape)
+
     def alignment(self, dtype: int) -> int:
         """torch loads numbers from any address."""
         return 1
@@ -358,6 +366,10 @@ class Numpy(Dlpack):
             count *= length
         raw = owner.array(offset, _U8, (count * BITS[dtype] // 8,))
         return self.numpy.frombuffer(raw, self.numpy.uint8).view(kind).reshape(shape)
+
+    def from_bytes(self, data: bytearray, dtype: int, shape):
+        """An array of bytes that are in memory; it keeps and changes them."""
+        return self.numpy.frombuffer(data, self.numpy.uint8).view(self.dtype(dtype)).reshape(shape)
 
     def alignment(self, dtype: int) -> int:
         """numpy has slow ways for arrays that are not aligned, and C code often none."""

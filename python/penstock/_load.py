@@ -21,6 +21,7 @@ from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, Dlpack, adapter, is_floating
 from ._mapped import Maps, Opened, fits, open_mapped, span
+from ._modules import or_module
 from ._options import AUTO, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
 
@@ -319,6 +320,7 @@ def load_choices(opened: Opened, choices: list[Choice], target: Dlpack, conversi
     return {choice.tensor.name: found[choice.tensor.name] for choice in choices}
 
 
+@or_module
 def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
                keys: str | Iterable[str] | Callable[[str], bool] | None = None,
                slices: Mapping[str, Any] | None = None, dtype: Any = None,
@@ -348,6 +350,10 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
     most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
     ``last_report()``. Work queued on the current stream afterwards sees the bytes.
+
+    With a torch module first this is ``safetensors.torch.load_model(model, filename, strict=True,
+    device="cpu")``: the file is loaded into the module, and the names that are missing and those
+    that are unexpected are returned.
     """
     moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
