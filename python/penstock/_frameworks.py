@@ -7,6 +7,8 @@ Each class below does the same few things for one framework, on one device:
     adopt(memory)                       the same for memory that the engine allocated -> owner
     view(owner, offset, dtype, shape)   a tensor in it; dtype is an index into DTYPES
     alignment(dtype)                    what view() wants of an address, in bytes
+    from_bytes(data, dtype, shape)      the same of bytes that are in memory (torch and numpy)
+    compact(tensor)                     the same numbers, one after the other in memory
     address(name, tensor, ...)          where an existing tensor of the user's is, after checks
     convert(target, source)             copy with a change of dtype, on the device
     stream()                            the stream of the caller that must be honoured, or None

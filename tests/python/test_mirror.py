@@ -445,7 +445,8 @@ def damaged(folder) -> dict:
     header = len(entry).to_bytes(8, "little") + entry
     contents = {
         "empty": b"", "short": b"1234", "noise": b"x" * 100,
-        "no json": (4).to_bytes(8, "little") + b"{{{{", "cut": header + bytes(7), "more": header + bytes(9), "header cut": header[:30],
+        "no json": (4).to_bytes(8, "little") + b"{{{{", "header cut": header[:30],
+        "cut": header + bytes(7), "more": header + bytes(9),
         "offsets": header.replace(b"[0,8]", b"[8,0]") + bytes(8),
         "dtype": header.replace(b"F32", b"F99") + bytes(8),
         "shape": header.replace(b"[2]", b"[3]") + bytes(8),
