@@ -17,7 +17,7 @@ from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._names import file_name
 from ._options import options
 from ._progress import wait
-from ._spec import TensorSpec, check_length
+from ._spec import TensorSpec, check_length, is_spec
 
 _WRITE = 2
 _HEADER_MAX = 100_000_000
@@ -41,7 +41,7 @@ class _Piece:
             self._from_numpy(tensor)
         elif is_of("jax", "Array", tensor):
             self._from_jax(tensor)
-        elif isinstance(tensor, TensorSpec):
+        elif is_spec(tensor):
             self._from_spec(tensor)
         else:
             raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or an array "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import index
 
 from ._error import misuse
-from ._frameworks import BITS, DTYPES, Torch
+from ._frameworks import BITS, DTYPES, Torch, is_of
 
 #: By the names that numpy and torch have for them.
 _BY_NAME = {theirs: ours for ours, theirs in Torch._names.items()}
@@ -65,6 +65,11 @@ class TensorSpec:
         """As one would make it, in the words of the format."""
         return (f"TensorSpec(dtype={self._dtype!r}, shape={self._shape}, "
                 f"data_ptr={self._data_ptr}, data_len={self._data_len})")
+
+
+def is_spec(thing: object) -> bool:
+    """One of ours, or of safetensors', whose functions make them."""
+    return isinstance(thing, TensorSpec) or is_of("safetensors", "TensorSpec", thing)
 
 
 def check_length(name: str, spec: TensorSpec) -> None:

@@ -343,6 +343,13 @@ def test_raw_tensors_go_in_and_out_alike(tmp_path):
     assert described[safetensors] == described[penstock.safetensors]
 
 
+def test_descriptions_that_safetensors_made_are_taken():
+    array = numpy.arange(6, dtype=numpy.int16)
+    spec = safetensors.TensorSpec(dtype="int16", shape=[6], data_ptr=array.ctypes.data,
+                                  data_len=array.nbytes)
+    assert penstock.safetensors.serialize({"a": spec}) == safetensors.serialize({"a": spec})
+
+
 @pytest.mark.parametrize("wrong", [
     "package.TensorSpec(dtype='nonsense', shape=[1], data_ptr=0, data_len=0)",
     "package.TensorSpec(dtype='complex128', shape=[1], data_ptr=0, data_len=0)",

@@ -15,7 +15,7 @@ from typing import Any
 
 from .._error import SafetensorError
 from .._safe_open import safe_open
-from .._spec import TensorSpec
+from .._spec import TensorSpec, is_spec
 
 __all__ = ["SafetensorError", "TensorSpec", "deserialize", "safe_open", "serialize",
            "serialize_file"]
@@ -38,7 +38,7 @@ def _checked(tensor_dict: Mapping[str, TensorSpec]) -> Mapping[str, TensorSpec]:
         raise TypeError(f"tensor_dict is a dict of str to TensorSpec, not a "
                         f"{type(tensor_dict).__name__}")
     for name, spec in tensor_dict.items():
-        if not isinstance(spec, TensorSpec):
+        if not is_spec(spec):
             raise TypeError(f"tensor_dict is a dict of str to TensorSpec; {name!r} has a "
                             f"{type(spec).__name__}")
     return tensor_dict
