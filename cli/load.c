@@ -22,6 +22,7 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "keys.h"
+#include "model.h"
 #include "progress.h"
 #include "report.h"
 #include "seconds.h"
@@ -63,7 +64,9 @@ static const struct option_entry load_options[] = {
 
 struct load {
 	struct settings set;
-	const char *path;
+	char *const *paths;			/* ends with NULL */
+	const char *path;			/* what to call them */
+	char label[MODEL_LABEL_MAX];
 	struct pen_device *device;
 	struct pen_model *model;
 	const struct pen_tensor **tensors;	/* those to load */
@@ -121,7 +124,7 @@ static int open_all(struct load *load, struct pen_error *err)
 	 * had, the model is what the user has to do with. */
 	struct pen_error no_device;
 	int without = pen_device_open(load->set.device, &load->device, &no_device);
-	int rc = pen_model_open(load->path, &load->model, err);
+	int rc = model_open(load->paths, &load->model, err);
 
 	if (!rc && without) {
 		*err = no_device;
@@ -581,7 +584,8 @@ static int run_load(int argc, char **argv)
 			report_error(&err, load.set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
-	load.path = argv[0];
+	load.paths = argv;
+	load.path = model_label(argv, load.label);
 	interrupt_init();
 	progress_init(&load.progress, !load.set.quiet);
 	rc = run(&load, &err);
@@ -602,10 +606,11 @@ const struct command command_load = {
 	.name = "load",
 	.operands = "MODEL",
 	.operand_count = 1,
+	.more_operands = true,
 	.summary = "load the tensors of a model into the memory of a GPU",
-	.description = "Load all tensors of MODEL - a safetensors file, a folder of them, or an "
-		       "index - into the memory of a device, and say how fast that was, how fast "
-		       "it could be here, which paths the bytes took and why.",
+	.description = "Load all tensors of MODEL - a safetensors file, a folder of them, an "
+		       "index, or several files - into the memory of a device, and say how fast "
+		       "that was, how fast it could be here, which paths the bytes took and why.",
 	.options = load_options,
 	.run = run_load,
 };

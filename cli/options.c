@@ -124,7 +124,8 @@ static void print_option(const struct option_entry *option)
 
 static void print_help(const struct command *command)
 {
-	printf("Usage: penstock %s [OPTIONS] %s\n\n", command->name, command->operands);
+	printf("Usage: penstock %s [OPTIONS] %s%s\n\n", command->name, command->operands,
+	       command->more_operands ? "..." : "");
 	print_wrapped(command->description, 0, 0);
 	printf("\nOptions:\n");
 	for (const struct option_entry *option = command->options; option->name; option++)
@@ -383,7 +384,9 @@ int options_parse(const struct command *command, int argc, char **argv, void *se
 		return 1;
 	if (first)
 		return first;
-	if (operands != command->operand_count) {
+	argv[operands] = NULL;
+	if (operands < command->operand_count ||
+	    (operands > command->operand_count && !command->more_operands)) {
 		wrong_count(command, operands, err);
 		error_hint(err, "See 'penstock %s --help'", command->name);
 		return -EINVAL;

@@ -6,6 +6,7 @@
  * Parsing, error messages, --help and the list that the man pages are checked against all come
  * from that entry, so they cannot disagree. A command is its table plus a function.
  */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "penstock.h"
@@ -75,6 +76,7 @@ struct command {
 	const char *name;
 	const char *operands;		/* as help shows them: "SRC DST" */
 	int operand_count;
+	bool more_operands;		/* the last one may be given more than once */
 	const char *summary;		/* one line in the list of commands */
 	const char *description;	/* above the options in --help */
 	const struct option_entry *options;
@@ -82,9 +84,10 @@ struct command {
 };
 
 /*
- * Store the options of `argv` in `settings` and move the operands to its front. Returns 0, 1 where
- * help was asked for and has been printed, or -EINVAL. The arguments after a wrong one are still
- * looked at, so that --json says how to tell the error wherever it stands.
+ * Store the options of `argv`, which ends with NULL as main()'s does, in `settings`, and move the
+ * operands to its front, with NULL after the last. Returns 0, 1 where help was asked for and has
+ * been printed, or -EINVAL. The arguments after a wrong one are still looked at, so that --json
+ * says how to tell the error wherever it stands.
  */
 int options_parse(const struct command *command, int argc, char **argv, void *settings,
 		  struct pen_error *err);

@@ -475,7 +475,8 @@ struct pen_metadata {
 
 struct pen_model_file {
 	const char *path;		/* as it can be opened */
-	const char *name;		/* as the index has it: the path without the folder */
+	const char *name;		/* as the index has it: the path without the folder; as
+					   given to pen_model_open_files() */
 	uint64_t size;
 	uint64_t data;			/* where the header ends and the tensors begin */
 	size_t metadata_count;
@@ -498,6 +499,13 @@ struct pen_model;
  * A damaged file is refused with words that say what is wrong and where (PEN_DOMAIN_FORMAT).
  */
 int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err);
+
+/*
+ * The same for .safetensors files that the caller lists: one model of all their tensors, the files
+ * in the order of the list and named as in it. A tensor that two of them have is an error.
+ */
+int pen_model_open_files(const char *const *paths, size_t count, struct pen_model **model,
+			 struct pen_error *err);
 
 /* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
 void pen_model_close(struct pen_model *model);

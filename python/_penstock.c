@@ -828,29 +828,66 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 
 /* ---------------------------------------------------------------------------------- Model -- */
 
+/* The names of a tuple, or one name alone, as the system wants them: a tuple of bytes. */
+static PyObject *encode_names(PyObject *names)
+{
+	bool listed = PyTuple_Check(names);
+	Py_ssize_t count = listed ? PyTuple_Size(names) : 1;
+	PyObject *encoded = PyTuple_New(count);
+
+	for (Py_ssize_t i = 0; encoded && i < count; i++) {
+		PyObject *bytes;
+
+		if (PyUnicode_FSConverter(listed ? PyTuple_GetItem(names, i) : names, &bytes))
+			PyTuple_SetItem(encoded, i, bytes);
+		else
+			Py_CLEAR(encoded);
+	}
+	return encoded;
+}
+
+static struct model *open_model(PyTypeObject *type, PyObject *encoded, const char **paths,
+				bool listed)
+{
+	size_t count = (size_t)PyTuple_Size(encoded);
+	struct model *self = new_object(type, sizeof(*self));
+	struct pen_error err;
+	int rc;
+
+	if (!self)
+		return NULL;
+	for (size_t i = 0; i < count; i++)
+		paths[i] = PyBytes_AsString(PyTuple_GetItem(encoded, (Py_ssize_t)i));
+	Py_BEGIN_ALLOW_THREADS
+	rc = listed ? pen_model_open_files(paths, count, &self->handle, &err)
+		    : pen_model_open(paths[0], &self->handle, &err);
+	Py_END_ALLOW_THREADS
+	if (!rc)
+		return self;
+	Py_DECREF((PyObject *)self);
+	raise_error(&err);
+	return NULL;
+}
+
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", NULL };
-	struct pen_error err;
-	struct model *self;
-	PyObject *path;
-	int rc;
+	struct model *self = NULL;
+	PyObject *path, *encoded;
+	const char **paths;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&", names, PyUnicode_FSConverter, &path))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &path))
 		return NULL;
-	self = new_object(type, sizeof(*self));
-	if (!self) {
-		Py_DECREF(path);
+	encoded = encode_names(path);
+	if (!encoded)
 		return NULL;
-	}
-	Py_BEGIN_ALLOW_THREADS
-	rc = pen_model_open(PyBytes_AsString(path), &self->handle, &err);
-	Py_END_ALLOW_THREADS
-	Py_DECREF(path);
-	if (rc) {
-		Py_DECREF((PyObject *)self);
-		return raise_error(&err);
-	}
+	paths = calloc((size_t)PyTuple_Size(encoded) + 1, sizeof(paths[0]));
+	if (paths)
+		self = open_model(type, encoded, paths, PyTuple_Check(path));
+	else
+		PyErr_NoMemory();
+	free(paths);
+	Py_DECREF(encoded);
 	return (PyObject *)self;
 }
 
@@ -1071,7 +1108,8 @@ static PyMethodDef model_methods[] = {
 };
 
 static PyType_Slot model_slots[] = {
-	{ Py_tp_doc, "Model(path): the tensors of a safetensors file, a folder or an index." },
+	{ Py_tp_doc, "Model(path): the tensors of a safetensors file, a folder or an index, or\n"
+	  "of a tuple of files." },
 	{ Py_tp_new, model_new },
 	{ Py_tp_dealloc, model_dealloc },
 	{ Py_tp_methods, model_methods },

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ._choose import Tensor, open_model, tensors_of
+from ._choose import open_model, tensors_of
 from ._error import Error, from_engine
 from ._frameworks import DTYPES
+from ._rules import Tensor
 
 _LENGTH = 8
 #: What the engine says in place of the name of that file.

@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from . import _penstock, _report
-from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
+from ._choose import Choice, box, cover, no_tensor, tensors_of
 from ._error import Error, misuse
 from ._fork import Lock
 from ._frameworks import BITS, DTYPES, Dlpack, Torch, adapter
-from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
+from ._load import (NOT_AS_THEY_LIE, Model, _groups, _label, _load_plain, _Moves, _run, _to_convert,
                     load_choices, maps_files, open_files)
-from ._mapped import Maps, Opened, fits, is_one_stretch, span
+from ._mapped import Maps, Opened, Unread, fits, is_one_stretch, span
+from ._names import model_name
 from ._options import copies
+from ._rules import Tensor
 from ._slices import narrow
 
 
@@ -168,14 +170,14 @@ class _Open(NamedTuple):
 
 
 class safe_open:  # noqa: N801 - the name that people know
-    """Open a safetensors file, or a sharded model, and read tensors one by one.
+    """Open a safetensors file, a sharded model or a list of files, and read tensors one by one.
 
     What code written for ``safetensors.safe_open`` calls: keys, offset_keys, metadata, get_tensor,
     get_tensors, get_slice, as a context manager or not. ``framework``, ``device`` and ``copy`` are
     as in load_model(), which is faster where all tensors are wanted. Threads may share one.
     """
 
-    def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
+    def __init__(self, filename: Model, framework: str = "pt", device: Any = "cpu",
                  *, copy: bool = False, transfer: str | int = "auto",
                  memory_limit: int | None = None, backend: str = "mmap"):
         """Reads the header only. (`backend` is safetensors': "pread" is copy=True, and slices that
@@ -188,13 +190,17 @@ class safe_open:  # noqa: N801 - the name that people know
         self._given: set[str] = set()
         self._apart = target.narrow and not target.copies
         mapped = maps_files(target, _Moves(transfer, memory_limit, False), copy)
-        self._label = _label(filename)
+        name = model_name(filename)
+        self._label = _label(name)
         try:
-            model, maps, reason = open_files(filename, target, mapped)
+            model, maps, reason = open_files(name, mapped)
         except FileNotFoundError as error:
-            if not os.path.exists(filename):    # it may be a shard that is missing
+            # It may be a shard that is missing.
+            if isinstance(name, str) and not os.path.exists(name):
                 error.words = f"No such file or directory: {os.fsdecode(filename)}"
             raise
+        if not target.has_bytes:
+            maps = Unread()
         self._tensors = tensors_of(model)
         ahead = _Ahead(_reader(model, target, self._moves, self._label), self._tensors)
         self._open: _Open | None = _Open(model, maps, reason, ahead)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from operator import index as as_number
 from typing import Any
 
-from ._choose import Choice, Tensor
+from ._choose import Choice
 from ._error import Error, misuse
+from ._rules import Tensor
 
 _NUMBERS, _STEPS, _BOUNDS = 1 << 31, 1 << 63, 1 << 64
 

@@ -501,7 +501,7 @@ def test_file_without_permission(penstock, open_dir):
 
 
 @pytest.mark.parametrize("args, words", [
-    ([], "MODEL is missing"), (["a", "b", "c"], "nothing else, and 3 arguments were given"),
+    ([], "MODEL is missing"),
     (["a", "--inject", "x"], "rule 1 cannot be understood"),
     (["a", "--repeat", "0"], "from 1 to 1000"), (["a", "--repeat", "1001"], "from 1 to 1000"),
     (["a", "--transfer", "warp"], "warp"), (["a", "--memory-limit", "1"], "is not a size from"),
@@ -582,3 +582,13 @@ def test_bar_shows_the_load(penstock, large):
     assert all(re.match(r"loading +\d+ %  ", line) for line in lines)
     quiet = on_terminal(penstock, "load", large, "--device", "host", "--quiet", *SLOW)
     assert quiet[2] == "" and quiet[1] == ""
+
+
+def test_several_files_are_loaded_as_one_model(penstock, model):
+    files = sorted(model.glob("*.safetensors"))
+    whole, listed = (on_host(penstock, *paths, "--hash", "--no-ceiling")
+                     for paths in ([model], files))
+    hashes = lambda found: {entry["name"]: entry["hash"] for entry in found["hashes"]}
+    assert len(files) == listed["files"] == 3 and hashes(listed) == hashes(whole)
+    some = on_host(penstock, files[2], "--keys", "*norm*", files[0], "--no-ceiling")
+    assert some["files"] == 2 and some["tensors"] < listed["tensors"]
