@@ -22,7 +22,8 @@ from ._dtypes import Dtypes
 from ._error import refuse
 from ._frameworks import BITS, Adapters, Dlpack, is_floating
 from ._into import Into, resolve
-from ._mapped import Maps, Opened, fits, open_mapped, span
+from ._mapped import Maps, Opened, Unread, fits, open_mapped, span
+from ._modules import or_module
 from ._names import model_name
 from ._options import AUTO, DROP, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
@@ -276,7 +277,7 @@ def _run_mapped(maps: Maps | None, groups, target: Dlpack, moves: _Moves):
     for at, group in enumerate(groups):
         maps.read_ahead(group + groups[1] if at == 0 and len(groups) > 1 else
                         groups[at + 1] if at + 1 < len(groups) else [])
-        moves.mapped(group)
+        moves.mapped(group if target.has_bytes else [])
         for choice in group:
             yield choice, maps.tensor(choice, target)
 
@@ -319,7 +320,7 @@ def _load_mapped(maps: Maps, choices: list[Choice], target: Dlpack, conversion: 
     """Tensors that look into the files; what is to be converted is, out of them."""
     maps.read_ahead(choices)
     found = maps.tensors(choices, target)
-    moves.mapped(choices)
+    moves.mapped(choices if target.has_bytes else [])
     if conversion.names:
         for choice in choices:
             name = choice.tensor.name
@@ -385,12 +386,16 @@ def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into
         conversion = _to_convert(some, target, dtypes, fills)
         _check(some, target, conversion, into)
         looks = opened if not filled and not copied(target) else Opened(opened.model, None, "")
+        if not target.has_bytes:
+            looks = Opened(opened.model, Unread(), "")
         parts.append(_Part(looks, some, target, conversion, fills))
     return parts
 
 
 def _check(choices: list[Choice], target: Dlpack, conversion: _Conversion, into: Into) -> None:
     """Do they fit into what is to be filled, or replaced?"""
+    if into.tensors and not target.has_bytes:
+        raise refuse("load into", target.device, "tensors there have no bytes to fill")
     for choice in choices if into.tensors or into.replaced else ():
         name, dtype = choice.tensor.name, conversion.dtype(choice)
         if name in into.tensors:
@@ -414,6 +419,7 @@ Slices = Mapping[str, Any] | Callable[[str, TensorInfo], Any] | None
 Rename = Mapping[str, str] | tuple[str, str] | Callable[[str], str] | None
 
 
+@or_module
 def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys: Keys = None,
                slices: Slices = None, rename: Rename = None, dtype: Any = None, into: Any = None,
                strict: bool = True, copy: bool = False, arena: bool | None = None,
@@ -423,7 +429,8 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
     of files.
 
     ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device; or a mapping of names, parts
-    of the model and globs to these, ``{"model.layers.0": 0, "*.norm.*": 1, "": "cpu"}``.
+    of the model and globs to these, ``{"model.layers.0": 0, "*.norm.*": 1, "": "cpu"}``. On "meta"
+    torch tensors have no bytes, and none is read.
     ``framework`` says what the tensors are: "pt" (torch), "np" (numpy), "cupy", "jax" or "dlpack"
     (penstock.Array).
 
@@ -459,6 +466,10 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
     the page cache for the next load: "auto", "keep", "after", "drop" or "off"; see docs/python.md.
     What happened is in ``last_report()``. Work queued on the current stream afterwards sees the
     bytes.
+
+    With a torch module first this is ``safetensors.torch.load_model(model, filename, strict=True,
+    device="cpu")``: the file is loaded into the module, and the names that are missing and those
+    that are unexpected are returned.
     """
     moves = _Moves(transfer, memory_limit, progress, cache)
     adapters = Adapters(framework, device)
