@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""patch(): programs that call safetensors load and save through Penstock, unchanged.
+
+One table says which names of which modules get a stand-in. A stand-in looks like what it stands
+for, asks for each call whether Penstock can serve it, and hands on to the original what it
+cannot: another framework, a device we do not know, a thing that is not the name of a file.
+
+1. Modules of the table that are imported already are changed at once, others when they have been
+   imported: a finder in sys.meta_path sees them come.
+2. Packages bind names at import: `from safetensors import safe_open`. Who does so while the patch
+   holds gets the stand-in. Who has done so before is found: any global of any module that is the
+   original itself is rebound.
+3. unpatch() puts originals back wherever a stand-in is the value of a global, of whichever age.
+   Who has kept a stand-in elsewhere has, from then on, the original with another face.
+4. patch() counts: the last unpatch() undoes. No lock is held while something is imported.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ._error import Error
+from ._fork import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+# ------------------------------------------------------------------------- what cannot be served --
+# Each is called with the arguments of the original, whose signature it has, and returns why
+# Penstock cannot serve the call; "" if it can. Arguments that do not fit are the original's to
+# refuse, in its own words.
+
+
+def _unknown(filename: Any, framework: str, device: Any, backend: str) -> str:
+    from ._frameworks import adapter
+
+    if not isinstance(filename, (str, os.PathLike)):
+        return f"a {type(filename).__name__} is not the name of a file"
+    if backend not in ("mmap", "pread"):
+        return "the backend is not known"
+    try:
+        adapter(framework, device).engine_device()
+    except (Error, ImportError) as error:
+        return str(error)
+    return ""
+
+
+def _open(filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> str:
+    return _unknown(filename, framework, device, backend)
+
+
+def _load_file(filename: Any, device: Any = "cpu", *, backend: str = "mmap") -> str:
+    return _unknown(filename, "pt", device, backend)
+
+
+def _load_arrays(filename: Any, *, backend: str = "mmap") -> str:
+    return _unknown(filename, "np", "cpu", backend)
+
+
+def _save_file(tensors: Any, filename: Any, metadata: Any = None) -> str:
+    found = {str(tensor.device): tensor.device for tensor in tensors.values()
+             if hasattr(tensor, "device")} if isinstance(tensors, dict) else {}
+    return next(filter(None, (_unknown(filename, "pt", device, "mmap")
+                              for device in found.values())), "") \
+        or _unknown(filename, "pt", "cpu", "mmap")
+
+
+def _save_arrays(tensor_dict: Any, filename: Any, metadata: Any = None) -> str:
+    return _unknown(filename, "np", "cpu", "mmap")
+
+
+# ----------------------------------------------------------------------------------- the table --
+
+class Row(NamedTuple):
+    """A name that gets a stand-in."""
+
+    module: str
+    name: str
+    #: Where what serves in its place is, as "module:name".
+    ours: str
+    #: Why a call cannot be served.
+    refuses: Callable[..., str]
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+TABLE = (
+    Row("safetensors", "safe_open", "penstock._safe_open:safe_open", _open),
+    Row("safetensors.torch", "load_file", "penstock._load:load_file", _load_file),
+    Row("safetensors.torch", "save_file", "penstock._save:save_file", _save_file),
+)
+_MODULES = tuple(dict.fromkeys(row.module for row in TABLE))
+
+
+# ------------------------------------------------------------------------------------- stand-ins --
+
+_lock = Lock(kind=threading.RLock)
+#: How many patches hold.
+_count = 0
+#: By row and identity of the original: (original, stand-in). They stay for the next patch.
+_made: dict[tuple[Row, int], tuple[Any, Any]] = {}
+_served: Counter[str] = Counter()
+_handed_on: Counter[tuple[str, str]] = Counter()
+
+
+def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
+    """Shall Penstock serve this call? Counts the answer."""
+    if not _count:
+        return False
+    try:
+        reason = row.refuses(*args, **kwargs)
+    except TypeError as error:
+        reason = str(error)
+    with _lock:
+        if reason:
+            _handed_on[str(row), reason] += 1
+        else:
+            _served[str(row)] += 1
+    return not reason
+
+
+def _ours(row: Row) -> Any:
+    module, _, name = row.ours.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _function(row: Row, original: Callable) -> Callable:
+    @wraps(original)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        serve = _ours(row) if _serves(row, args, kwargs) else original
+        return serve(*args, **kwargs)
+
+    return stand_in
+
+
+def _class(row: Row, original: type) -> type:
+    """A class of ours that also takes the original's objects for its own: some were made before,
+    and some are made when a call is handed on."""
+    class Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return super().__instancecheck__(thing) \
+                or cls is stand_in and isinstance(thing, original)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            return super().__subclasscheck__(other) \
+                or cls is stand_in and issubclass(other, original)
+
+    class stand_in(_ours(row), metaclass=Kind):  # noqa: N801 - it gets the original's name
+        __doc__ = original.__doc__
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if not _serves(row, args, kwargs):
+                return original(*args, **kwargs)
+            return super().__new__(cls)
+
+    stand_in.__module__, stand_in.__name__ = row.module, row.name
+    stand_in.__qualname__ = row.name
+    return stand_in
+
+
+def _original(value: Any) -> Any:
+    """What a stand-in stands for; anything else stands for itself."""
+    return next((original for original, stand_in in _made.values() if stand_in is value), value)
+
+
+def _install(module: ModuleType) -> None:
+    """Give the names of a module their stand-ins, those that it has."""
+    for row in TABLE:
+        if row.module == module.__name__ and row.name in vars(module):
+            original = _original(vars(module)[row.name])
+            key = row, id(original)
+            if key not in _made:
+                make = _class if isinstance(original, type) else _function
+                _made[key] = original, make(row, original)
+            setattr(module, row.name, _made[key][1])
+
+
+def _imported() -> list[str]:
+    """Modules of the table that are there, or are being imported."""
+    return [name for name in _MODULES if isinstance(sys.modules.get(name), ModuleType)]
+
+
+def _rebind(swaps: dict[int, Any]) -> None:
+    """Change every global, of every module, that is one of these things. Ours stay ours."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] == "penstock" or not isinstance(module, ModuleType):
+            continue
+        for name, value in vars(module).copy().items():
+            if id(value) in swaps:
+                setattr(module, name, swaps[id(value)])
+
+
+class _Loader:
+    """The loader of a module of the table, which gives the module its stand-ins in the end."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing of this is to be seen on the module afterwards."""
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        with _lock:
+            if _count:
+                _install(module)
+
+
+class _Finder:
+    """Sees the modules of the table come."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec that the other finders have, with a loader that tells us."""
+        if name not in _MODULES:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+_finder = _Finder()
+
+
+class Patch:
+    """What patch() has done; as a context manager it undoes that at the end of the block.
+
+    ``served`` counts the calls that Penstock served since, by the name that was called, and
+    ``handed_on`` those that the original had to serve, by name and reason.
+    """
+
+    def __init__(self) -> None:
+        """Made by patch()."""
+        self._holds = True
+        self._served, self._handed_on = _served.copy(), _handed_on.copy()
+
+    @property
+    def served(self) -> dict[str, int]:
+        """Calls that Penstock served."""
+        return dict(_served - self._served)
+
+    @property
+    def handed_on(self) -> dict[tuple[str, str], int]:
+        """Calls that it could not serve, and why."""
+        return dict(_handed_on - self._handed_on)
+
+    def __enter__(self) -> Patch:
+        """It holds already."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Undo it, once."""
+        if self._holds:
+            self._holds = False
+            unpatch()
+
+    def __str__(self) -> str:
+        """A line for each name that was called."""
+        lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
+        lines += [f"{name}: {count} handed on ({reason})"
+                  for (name, reason), count in sorted(self.handed_on.items())]
+        return "\n".join(lines) or "no call of safetensors"
+
+
+def patch() -> Patch:
+    """From now on, whoever calls safetensors loads and saves with Penstock.
+
+    transformers, diffusers, accelerate, peft and others do; they may have been imported before, or
+    come later. What Penstock does not know (a framework, a device) goes to safetensors as before.
+    Either ``unpatch()`` ends it, or the end of a ``with penstock.patch():`` block.
+    """
+    global _count
+    with _lock:
+        _count += 1
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+        made = Patch()
+    for name in _imported():
+        import_module(name)     # another thread may be in the middle of it
+    with _lock:
+        if _count:
+            for name in _imported():
+                _install(sys.modules[name])
+            # Where two rows have the same original, the first is for everybody else.
+            _rebind({id(original): stand_in for original, stand_in in reversed(_made.values())})
+    return made
+
+
+def unpatch() -> None:
+    """Undo a patch(); when the last is undone, all names are what they were before the first."""
+    global _count
+    with _lock:
+        _count = max(_count - 1, 0)
+        if not _count:
+            if _finder in sys.meta_path:
+                sys.meta_path.remove(_finder)
+            _rebind({id(stand_in): original for original, stand_in in _made.values()})
