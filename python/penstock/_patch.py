@@ -97,6 +97,8 @@ TABLE = (
     Row("safetensors", "safe_open", "penstock._safe_open:safe_open", _open),
     Row("safetensors.torch", "load_file", "penstock._load:load_file", _load_file),
     Row("safetensors.torch", "save_file", "penstock._save:save_file", _save_file),
+    # Beside the name that it has from safetensors, one that knows what becomes of the tensors.
+    Row("transformers.modeling_utils", "safe_open", "penstock._ondemand:safe_open", _open),
 )
 _MODULES = tuple(dict.fromkeys(row.module for row in TABLE))
 
@@ -143,16 +145,17 @@ def _function(row: Row, original: Callable) -> Callable:
 
 
 def _class(row: Row, original: type) -> type:
-    """A class of ours that also takes the original's objects for its own: some were made before,
-    and some are made when a call is handed on."""
+    """A class of ours that takes other files for its own too: the original's, of which some were
+    made before and some are made when a call is handed on, and those of other rows."""
+    from ._safe_open import safe_open
+
     class Kind(type):
         def __instancecheck__(cls, thing: Any) -> bool:
-            return super().__instancecheck__(thing) \
-                or cls is stand_in and isinstance(thing, original)
+            return cls.__subclasscheck__(type(thing))
 
         def __subclasscheck__(cls, other: type) -> bool:
-            return super().__subclasscheck__(other) \
-                or cls is stand_in and issubclass(other, original)
+            known = (original, safe_open) if cls is stand_in else ()
+            return super().__subclasscheck__(other) or issubclass(other, known)
 
     class stand_in(_ours(row), metaclass=Kind):  # noqa: N801 - it gets the original's name
         __doc__ = original.__doc__
