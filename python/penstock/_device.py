@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import _penstock
-from ._error import refuse
+from ._error import misuse
 
 #: The largest number of a GPU that frameworks have room for.
 _LAST = 127
@@ -29,7 +29,7 @@ def device_name(device) -> str:
     # torch takes cuda:300 for another.
     if kind != "cuda" or not (number.isascii() and number.isdigit()) or len(number) > 9 \
             or int(number) > _LAST:
-        raise refuse("open device", text, "there is no device of this name",
+        raise misuse("open device", text, "there is no device of this name",
                      "Devices are cpu, cuda and cuda:N, N from 0 on")
     return f"cuda:{int(number)}"
 

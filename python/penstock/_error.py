@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 
 def shown(text: str) -> str:
@@ -27,7 +31,8 @@ class Error(OSError):
 
     Where Python has a class of its own for the cause (FileNotFoundError, PermissionError,
     ValueError for an argument that makes no sense, KeyError for a tensor that is not there), the
-    error is one of that class too.
+    error is one of that class too. Where safetensors would raise its SafetensorError, the error is
+    one of these: that of penstock.safetensors, and that of safetensors if it is imported.
     """
 
     code: int
@@ -38,11 +43,17 @@ class Error(OSError):
     offset: int | None
     message: str
     hint: str
+    #: Classes that it was made one of beyond those of its errno.
+    also: tuple[type, ...] = ()
+    #: safetensors' own sentence, which is shown then, where programs compare it.
+    words: str = ""
 
     def __str__(self) -> str:
         """The whole story in one line; what a terminal would obey in a name is escaped."""
         if not hasattr(self, "operation"):
             return super().__str__()
+        if self.words:
+            return shown(self.words)
         text = f"cannot {self.operation} {self.object}".rstrip()
         if self.offset is not None:
             text += f" at byte {self.offset}"
@@ -58,7 +69,12 @@ class Error(OSError):
         if not hasattr(self, "operation"):
             return super().__reduce__()
         return from_engine, (self.code, self.domain, self.raw, self.operation, self.object,
-                             -1 if self.offset is None else self.offset, self.message, self.hint)
+                             -1 if self.offset is None else self.offset, self.message, self.hint,
+                             self.also, self.words)
+
+
+class SafetensorError(Exception):
+    """A file that is no safetensors file, or a use of one that makes no sense."""
 
 
 class _NotFound(Error, FileNotFoundError):
@@ -97,22 +113,62 @@ for _class in _classes.values():
     _class.__module__ = "penstock"
 
 
+@cache
+def _combined(first: type[Error], *further: type) -> type[Error]:
+    """A class that is all of these; like those above it calls itself penstock.Error."""
+    bases = [first, *(kind for kind in further if not issubclass(first, kind))]
+    return type("Error", tuple(bases), {"__module__": "penstock", "__qualname__": "Error"})
+
+
+def _with_safetensors(kinds: tuple[type, ...]) -> tuple[type, ...]:
+    """Who imported safetensors catches the class that it has there."""
+    theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
+    if SafetensorError in kinds and isinstance(theirs, type) and theirs not in kinds:
+        return *kinds, theirs
+    return kinds
+
+
 def from_engine(code: int, domain: str, raw: int, operation: str, object: str, offset: int,
-                message: str, hint: str) -> Error:
+                message: str, hint: str, also: tuple[type, ...] = (), words: str = "") -> Error:
     """The exception for an error of the engine; called by the extension module."""
     kind = _classes.get(-code, Error) if domain == "errno" else Error
+    if domain == "format" or kind is _NoTensor:
+        also = tuple(dict.fromkeys((*also, SafetensorError)))
+    if also:
+        kind = _combined(kind, *_with_safetensors(also))
     error = kind(-code, message or os.strerror(-code), object)
     error.code, error.domain, error.raw = code, domain, raw
     error.operation, error.object = operation, object
     error.offset = offset if offset >= 0 else None
     error.message, error.hint = message, hint
+    error.also, error.words = also, words
     return error
 
 
-def refuse(operation: str, object: str, message: str, hint: str = "",
-           code: int = errno.EINVAL) -> Error:
-    """An error that the package itself finds."""
-    return from_engine(-code, "errno", code, operation, object, -1, message, hint)
+def refuse(operation: str, object: str, message: str, hint: str = "", code: int = errno.EINVAL,
+           also: tuple[type, ...] = (), words: str = "") -> Error:
+    """An error that the package itself finds; `also` are further classes that it is one of."""
+    return from_engine(-code, "errno", code, operation, object, -1, message, hint, also, words)
+
+
+def misuse(operation: str, object: str, message: str, hint: str = "", words: str = "") -> Error:
+    """An argument that safetensors refuses with its own error."""
+    return refuse(operation, object, message, hint, also=(SafetensorError,), words=words)
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Around, or before, a function that saves: all that safetensors raises there is its own
+    error, also where a file cannot be written."""
+    try:
+        yield
+    except Error as error:
+        create, fields = error.__reduce__()
+        if create is not from_engine or isinstance(error, SafetensorError):
+            raise
+        again = from_engine(*fields[:8], (*error.also, SafetensorError), error.words)
+        raise again.with_traceback(error.__traceback__) from error.__cause__
 
 
 Error.__module__ = "penstock"
+SafetensorError.__module__ = "penstock.safetensors"

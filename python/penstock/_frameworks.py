@@ -19,7 +19,7 @@ import sys
 
 from . import _penstock
 from ._device import device_name, open_device
-from ._error import Error, refuse
+from ._error import Error, misuse, refuse
 
 DTYPES = [name for name, _ in _penstock.DTYPES]
 BITS = [bits for _, bits in _penstock.DTYPES]
@@ -97,6 +97,10 @@ class Dlpack:
     name = "dlpack"
     #: Must the bytes be there before a tensor is made of them?
     copies = False
+    #: Do tensors have bytes?
+    has_bytes = True
+    #: Does safetensors take slices of these by itself, with fewer kinds of them (_slices.py)?
+    narrow = False
 
     def __init__(self, device):
         """For tensors on this device."""
@@ -122,6 +126,10 @@ class Dlpack:
     def view(self, owner, offset: int, dtype: int, shape):
         """A window into the memory."""
         return owner.array(offset, dtype, shape)
+
+    def compact(self, tensor):
+        """The same tensor with its numbers one after the other in memory."""
+        return tensor
 
     def alignment(self, dtype: int) -> int:
         """Whoever takes the array may count on numbers at multiples of their size."""
@@ -210,8 +218,8 @@ class Torch(Dlpack):
             if isinstance(error, self.torch.OutOfMemoryError):
                 raise
             raise refuse("allocate memory on", self.device, str(error).split("\n", 1)[0],
-                         "Is there a GPU, and a torch built for it? device='cpu' needs none"
-                         ) from error
+                         "Is there a GPU, and a torch built for it? device='cpu' needs none",
+                         also=(type(error),)) from error
         return owner, owner.data_ptr()
 
     def view(self, owner, offset: int, dtype: int, shape):
@@ -239,6 +247,18 @@ class Torch(Dlpack):
             capsule = owner.array(offset, _U8, (size,)).__dlpack__()
         storage = self.torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         return tensor.set_(storage, 0, shape, strides_of(shape))
+
+    def compact(self, tensor):
+        """A copy only where it is needed."""
+        return tensor.contiguous()
+
+    def from_bytes(self, data: bytearray, dtype: int, shape):
+        """A tensor of bytes that are in memory; it keeps and changes them."""
+        shape = self._packed(shape) if BITS[dtype] == 4 else shape
+        if not data:
+            return self.torch.empty(shape, dtype=self.dtype(dtype), device="cpu")
+        return self.torch.frombuffer(data, dtype=self.torch.uint8).view(
+            self.dtype(dtype)).reshape(shape)
 
     def alignment(self, dtype: int) -> int:
         """torch loads numbers from any address."""
@@ -309,10 +329,33 @@ class Torch(Dlpack):
             target.copy_(source)
 
 
+class Meta(Torch):
+    """torch.Tensor on torch's device "meta": a dtype and a shape."""
+
+    has_bytes = False
+
+    def __init__(self):
+        """There is one such device."""
+        self.torch = import_module("torch")
+        self.device, self.on_gpu = "meta", False
+        self.torch_device = self.torch.device("meta")
+        self._dtypes = {}
+
+    def allocate(self, size: int):
+        """Nothing, for tensors that are converted."""
+        return None, 0
+
+    def view(self, owner, offset: int, dtype: int, shape):
+        """Of nothing."""
+        shape = self._packed(shape) if BITS[dtype] == 4 else shape
+        return self.torch.empty(shape, dtype=self.dtype(dtype), device=self.torch_device)
+
+
 class Numpy(Dlpack):
     """numpy.ndarray, on the host. bfloat16 and the 8-bit floats come from ml_dtypes."""
 
     name, module = "np", "numpy"
+    narrow = True
     _plain = {
         "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16",
         "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16",
@@ -332,7 +375,7 @@ class Numpy(Dlpack):
 
     def _check_device(self) -> None:
         if self.device != "host":
-            raise refuse("load to", self.device, "numpy arrays are in host memory",
+            raise misuse("load to", self.device, "numpy arrays are in host memory",
                          "Use device='cpu', or framework='cupy' for a GPU")
 
     def dtype(self, index: int):
@@ -358,6 +401,14 @@ class Numpy(Dlpack):
             count *= length
         raw = owner.array(offset, _U8, (count * BITS[dtype] // 8,))
         return self.numpy.frombuffer(raw, self.numpy.uint8).view(kind).reshape(shape)
+
+    def compact(self, array):
+        """A copy only where it is needed."""
+        return self.numpy.asarray(array, order="C")
+
+    def from_bytes(self, data: bytearray, dtype: int, shape):
+        """An array of bytes that are in memory; it keeps and changes them."""
+        return self.numpy.frombuffer(data, self.numpy.uint8).view(self.dtype(dtype)).reshape(shape)
 
     def alignment(self, dtype: int) -> int:
         """numpy has slow ways for arrays that are not aligned, and C code often none."""
@@ -405,6 +456,7 @@ class Cupy(Numpy):
     """cupy.ndarray, on a GPU."""
 
     name = module = "cupy"
+    narrow = False
 
     def __init__(self, device):
         """For arrays on this GPU."""
@@ -456,7 +508,7 @@ class Jax(Dlpack):
     """jax.Array, through DLPack."""
 
     name = "jax"
-    copies = True
+    copies = narrow = True
 
     def __init__(self, device):
         """For arrays on this device."""
@@ -466,7 +518,7 @@ class Jax(Dlpack):
             try:
                 self.jax.devices("cuda")
             except RuntimeError as error:
-                raise refuse("load to", self.device, f"JAX sees no GPU: {error}",
+                raise misuse("load to", self.device, f"JAX sees no GPU: {error}",
                              "Install a JAX for CUDA, or use device='cpu'") from None
 
     def view(self, owner, offset: int, dtype: int, shape):
@@ -501,8 +553,14 @@ _adapters = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy"
 
 def adapter(framework: str, device) -> Dlpack:
     """The class for a framework's name, on a device."""
-    kind = _adapters.get(framework) if isinstance(framework, str) else None
+    if not isinstance(framework, str):
+        raise TypeError(f"framework is a text such as 'pt' or 'np', not {framework!r}")
+    kind = _adapters.get(framework)
     if kind is None:
-        raise refuse("use framework", str(framework), "it is not known",
+        raise misuse("use framework", framework, "it is not known",
                      "Take 'pt', 'np', 'cupy', 'jax' or 'dlpack'")
-    return kind(device)
+    if str(device) != "meta":
+        return kind(device)
+    if kind is not Torch:
+        raise misuse("load to", "meta", "only torch has this device", "Use framework='pt'")
+    return Meta()

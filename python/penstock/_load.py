@@ -20,7 +20,8 @@ from . import _prefetch, _report
 from ._choose import Choice, choose, open_model, tensors_of
 from ._error import refuse
 from ._frameworks import BITS, Dlpack, adapter, is_floating
-from ._mapped import Maps, Opened, fits, open_mapped, span
+from ._mapped import Maps, Opened, Unread, fits, open_mapped, span
+from ._modules import or_module
 from ._options import AUTO, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
 
@@ -251,7 +252,7 @@ def _run_mapped(maps: Maps | None, groups, target: Dlpack, moves: _Moves):
     for at, group in enumerate(groups):
         maps.read_ahead(group + groups[1] if at == 0 and len(groups) > 1 else
                         groups[at + 1] if at + 1 < len(groups) else [])
-        moves.mapped(group)
+        moves.mapped(group if target.has_bytes else [])
         for choice in group:
             yield choice, maps.tensor(choice, target)
 
@@ -266,11 +267,14 @@ def _load_converted(model, choices: list[Choice], target: Dlpack, conversion: _C
 
 def maps_files(target: Dlpack, moves: _Moves, copy: bool) -> bool:
     """Shall tensors look into the mapped files? On the host, unless the caller wants a copy, or
-    says how the engine is to make one."""
+    says how the engine is to make one. (Those without bytes look into files that are not read.)"""
     return target.device == "host" and not copy and moves.plain
 
 
-def open_files(path, mapped: bool) -> Opened:
+def open_files(path, target: Dlpack, mapped: bool) -> Opened:
+    """The model, with its files mapped where tensors shall look into them."""
+    if not target.has_bytes:
+        return Opened(open_model(path), Unread(), "")
     return open_mapped(path) if mapped else Opened(open_model(path), None, "")
 
 
@@ -294,7 +298,7 @@ def _load_mapped(maps: Maps, choices: list[Choice], target: Dlpack, conversion: 
     """Tensors that look into the files; what is to be converted is, out of them."""
     maps.read_ahead(choices)
     found = maps.tensors(choices, target)
-    moves.mapped(choices)
+    moves.mapped(choices if target.has_bytes else [])
     if conversion.names:
         for choice in choices:
             name = choice.tensor.name
@@ -319,6 +323,7 @@ def load_choices(opened: Opened, choices: list[Choice], target: Dlpack, conversi
     return {choice.tensor.name: found[choice.tensor.name] for choice in choices}
 
 
+@or_module
 def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
                keys: str | Iterable[str] | Callable[[str], bool] | None = None,
                slices: Mapping[str, Any] | None = None, dtype: Any = None,
@@ -327,7 +332,8 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
                memory_limit: int | None = None, progress: bool = False) -> dict[str, Any]:
     """Load the tensors of a model: a safetensors file, a folder of shards, or an index file.
 
-    ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device. ``framework`` says what the
+    ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device; on "meta" torch tensors have
+    no bytes, and none is read. ``framework`` says what the
     tensors are: "pt" (torch), "np" (numpy), "cupy", "jax" or "dlpack" (penstock.Array).
 
     ``keys`` (a glob, names and globs, or a function of the name) picks tensors. ``slices`` maps
@@ -348,6 +354,10 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
     most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
     ``last_report()``. Work queued on the current stream afterwards sees the bytes.
+
+    With a torch module first this is ``safetensors.torch.load_model(model, filename, strict=True,
+    device="cpu")``: the file is loaded into the module, and the names that are missing and those
+    that are unexpected are returned.
     """
     moves = _Moves(transfer, memory_limit, progress)
     target = adapter(framework, device)
@@ -363,9 +373,9 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     opened = ready.opened() if ready is not None and mapped else None
     if ready is not None:
         ready.cancel()
-    opened = opened or open_files(path, mapped)
+    opened = opened or open_files(path, target, mapped)
     choices = choose(tensors_of(opened.model), keys, slices, into)
-    into = _resolve(into, choices)
+    into = _resolve(into, choices, target)
     conversion = _to_convert(choices, target, dtype, into)
     found = load_choices(opened, choices, target, conversion, into, arena is not False, moves,
                          label)
@@ -373,8 +383,11 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     return found
 
 
-def _resolve(into: Mapping[str, Any] | None, choices: list[Choice]) -> dict[str, Any] | None:
+def _resolve(into: Mapping[str, Any] | None, choices: list[Choice],
+             target: Dlpack) -> dict[str, Any] | None:
     """The tensors to fill, looked up once: the caller's mapping may change, or make them anew."""
+    if into is not None and not target.has_bytes:
+        raise refuse("load into", target.device, "tensors there have no bytes to fill")
     return None if into is None else {c.tensor.name: into[c.tensor.name] for c in choices}
 
 
@@ -439,9 +452,9 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
     target = adapter(framework, device)
     moves.begin()
     _prefetch.drop(path, target.device)
-    opened = open_files(path, into is None and maps_files(target, moves, copy))
+    opened = open_files(path, target, into is None and maps_files(target, moves, copy))
     choices = choose(tensors_of(opened.model), keys, slices, into)
-    into = _resolve(into, choices)
+    into = _resolve(into, choices, target)
     conversion = _to_convert(choices, target, dtype, into)
     looked, left = split_mapped(opened, choices, target, moves)
     return _stream(opened, looked, left, target, into, conversion, window, moves, _label(path))

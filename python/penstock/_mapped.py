@@ -134,6 +134,24 @@ class Maps:
         return found
 
 
+class Unread(Maps):
+    """Of a model whose tensors are wanted without their bytes."""
+
+    def read_ahead(self, choices: list[Choice]) -> None:
+        """Nothing is read."""
+
+    def look(self, choice: Choice) -> None:
+        """Nothing is read."""
+
+    def tensor(self, choice: Choice, target: Dlpack) -> Any:
+        """Its dtype and shape."""
+        return target.view(None, 0, choice.tensor.dtype, choice.shape)
+
+    def tensors(self, choices: list[Choice], target: Dlpack) -> dict[str, Any]:
+        """Of several, by name."""
+        return {choice.tensor.name: self.tensor(choice, target) for choice in choices}
+
+
 def _memory_available() -> int:
     """Bytes that can be used without hurting anybody; without limit where nobody says."""
     try:
@@ -189,6 +207,8 @@ def is_one_stretch(choice: Choice) -> bool:
 
 def fits(choice: Choice, target: Dlpack) -> bool:
     """Can a tensor of the framework look at these bytes where they are?"""
+    if not target.has_bytes:
+        return True
     if not is_one_stretch(choice):
         return False
     alignment = target.alignment(choice.tensor.dtype)

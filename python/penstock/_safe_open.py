@@ -6,27 +6,30 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _penstock, _report
 from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
-from ._error import Error
+from ._error import Error, misuse
 from ._fork import Lock
-from ._frameworks import BITS, DTYPES, adapter
+from ._frameworks import BITS, DTYPES, Dlpack, adapter
 from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
                     load_choices, maps_files, open_files)
 from ._mapped import Maps, Opened, fits, is_one_stretch, span
 from ._options import copies
+from ._slices import narrow
 
 
 class Slice:
     """A tensor that is not read yet; indexing it reads that part of the file and no more. It keeps
     the file open, also when that was closed in the meantime."""
 
-    def __init__(self, read: Callable[[Choice], Any], tensor: Tensor, framework: str, looks: bool):
-        """Made by get_slice(). `looks`: the whole tensor is to be had without reading it."""
-        self._read, self._tensor, self._framework = read, tensor, framework
-        self._looks = looks
+    def __init__(self, read: Callable[[Choice], Any], tensor: Tensor, target: Dlpack, narrow: bool,
+                 looks: bool):
+        """Made by get_slice(). `narrow`: it is indexed as safetensors does, not as the framework
+        does. `looks`: the whole tensor is to be had without reading it."""
+        self._read, self._tensor, self._target = read, tensor, target
+        self._narrow, self._looks = narrow, looks
 
     def get_shape(self) -> list[int]:
         """Of the whole tensor."""
@@ -36,11 +39,16 @@ class Slice:
         """By safetensors' name, such as "BF16"."""
         return DTYPES[self._tensor.dtype]
 
-    def __getitem__(self, index) -> Any:
-        """Read a part, as one would index the tensor: only the box around it is read. What
-        cannot be told beforehand (lists, masks) reads the whole tensor. Of a tensor that looks
-        into its file, parts do the same."""
-        if self._framework == "dlpack":
+    def __getitem__(self, index: Any) -> Any:
+        """Read a part. Of a torch tensor it is what indexing that would give: only the box around
+        it is read, or, for what cannot be told beforehand (lists, masks), the whole; of one that
+        looks into its file, parts do the same. Of others it is what safetensors takes: numbers,
+        ranges and an ellipsis."""
+        if self._narrow:
+            choice, rest = narrow(self._tensor, index)
+            # With the dots an array without dimensions stays one.
+            return self._target.compact(self._read(choice)[(*rest, ...)])
+        if self._target.name == "dlpack":
             # Arrays cannot be indexed further, so the file must have it as it is asked for.
             return self._read(box(self._tensor, index))
         found = cover(self._tensor, index)
@@ -133,47 +141,68 @@ def _reader(model, target, options: tuple, label: str) -> Callable[[list[Tensor]
     return read
 
 
+class _Open(NamedTuple):
+    """What an open safe_open has: taken once by each call, so that closing it in another thread
+    takes nothing away in the middle."""
+
+    model: _penstock.Model
+    maps: Maps | None
+    reason: str
+    ahead: _Ahead
+
+
 class safe_open:  # noqa: N801 - the name that people know
     """Open a safetensors file, or a sharded model, and read tensors one by one.
 
     What code written for ``safetensors.safe_open`` calls: keys, offset_keys, metadata, get_tensor,
-    get_slice, as a context manager or not. ``framework``, ``device`` and ``copy`` are as in
-    load_model(), which is faster where all tensors are wanted.
+    get_tensors, get_slice, as a context manager or not. ``framework``, ``device`` and ``copy`` are
+    as in load_model(), which is faster where all tensors are wanted. Threads may share one.
     """
 
     def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
                  *, copy: bool = False, transfer: str | int = "auto",
                  memory_limit: int | None = None, backend: str = "mmap"):
-        """Reads the header only. (`backend` is safetensors': "pread" is copy=True.)"""
+        """Reads the header only. (`backend` is safetensors': "pread" is copy=True, and slices that
+        safetensors reads itself.)"""
         copy = copies(backend) or copy
-        self._target = adapter(framework, device)
+        self._target = target = adapter(framework, device)
         self._moves = transfer, memory_limit
-        mapped = maps_files(self._target, _Moves(transfer, memory_limit, False), copy)
+        self._narrow = target.narrow or copies(backend)
+        #: Names of arrays that were handed out, look into the file and can be written to.
+        self._given: set[str] = set()
+        self._apart = target.narrow and not target.copies
+        mapped = maps_files(target, _Moves(transfer, memory_limit, False), copy)
         self._label = _label(filename)
-        self._model, self._maps, self._reason = open_files(filename, mapped)
-        self._tensors = tensors_of(self._model)
-        self._ahead = _Ahead(_reader(self._model, self._target, self._moves, self._label),
-                             self._tensors)
+        try:
+            model, maps, reason = open_files(filename, target, mapped)
+        except FileNotFoundError as error:
+            if not os.path.exists(filename):    # it may be a shard that is missing
+                error.words = f"No such file or directory: {os.fsdecode(filename)}"
+            raise
+        self._tensors = tensors_of(model)
+        ahead = _Ahead(_reader(model, target, self._moves, self._label), self._tensors)
+        self._open: _Open | None = _Open(model, maps, reason, ahead)
 
     def __enter__(self) -> safe_open:
         """Itself."""
-        self._opened()
         return self
 
-    def __exit__(self, *exception) -> None:
-        """Close. Tensors stay."""
-        if self._model is not None:
-            self._ahead.stop()
-        self._model = self._ahead = self._maps = None
+    def __exit__(self, *exception: object) -> None:
+        """Close. Tensors stay, and slices can be read on."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.ahead.stop()
 
     def __reduce__(self):
         """What it reads ahead is its own."""
         raise TypeError("a safe_open cannot be copied or pickled: open the file again")
 
-    def _opened(self) -> _penstock.Model:
-        if self._model is None:
-            raise ValueError("the file is closed")
-        return self._model
+    def _opened(self) -> _Open:
+        opened = self._open
+        if opened is None:
+            raise misuse("read", self._label, "the file is closed",
+                         "Read within the with block, or open it again")
+        return opened
 
     def keys(self) -> list[str]:
         """All names, sorted."""
@@ -187,22 +216,28 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def metadata(self) -> dict[str, str] | None:
         """Of the file, or None where it has none; of a sharded model, those of all shards."""
-        found = [metadata for *_, metadata in self._opened().files() if metadata is not None]
+        found = [metadata for *_, metadata in self._opened().model.files() if metadata is not None]
         return {key: value for each in found for key, value in each.items()} if found else None
 
     def _tensor(self, name: str) -> Tensor:
-        self._opened()
         if not isinstance(name, str) or name not in self._tensors:
             raise no_tensor(self._tensors, name)
         return self._tensors[name]
 
-    def _read(self, opened: tuple[_penstock.Model, Maps | None], choice: Choice) -> Any:
-        model, maps = opened
-        if maps is not None and fits(choice, self._target):
-            return self._look(maps, choice)
+    def _looks(self, opened: _Open, choice: Choice) -> bool:
+        """Can a tensor look into the file? Arrays of numpy are each the caller's own, as with
+        safetensors: the second of the same name is a copy, that none sees what is written to
+        another."""
+        if opened.maps is None or not fits(choice, self._target):
+            return False
+        return not self._apart or choice.tensor.name not in self._given
+
+    def _read(self, opened: _Open, choice: Choice) -> Any:
+        if self._looks(opened, choice):
+            return self._look(opened.maps, choice)
         moves = _Moves(*self._moves, False)
-        moves.not_mapped([choice], NOT_AS_THEY_LIE if maps is not None else self._reason)
-        found = _load_plain(model, [choice], self._target, None, True, moves, self._label)
+        moves.not_mapped([choice], NOT_AS_THEY_LIE if opened.maps is not None else opened.reason)
+        found = _load_plain(opened.model, [choice], self._target, None, True, moves, self._label)
         moves.keep_report(self._target.device)
         return found[choice.tensor.name]
 
@@ -210,26 +245,33 @@ class safe_open:  # noqa: N801 - the name that people know
         """A tensor that looks into the file."""
         started = time.perf_counter()
         maps.look(choice)
+        if self._apart:
+            self._given.add(choice.tensor.name)
         found = maps.tensor(choice, self._target)
-        _report.keep_mapped(span(choice)[1], time.perf_counter() - started)
+        count = span(choice)[1] if self._target.has_bytes else 0
+        _report.keep_mapped(count, time.perf_counter() - started)
         return found
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. Reading all of them, one after the other, is noticed and read ahead."""
-        tensor = self._tensor(name)
+        opened, tensor = self._opened(), self._tensor(name)
         choice = Choice(tensor)
         self._target.check(name, tensor.dtype)
-        if self._maps is not None and fits(choice, self._target):
-            return self._look(self._maps, choice)
-        found = self._ahead.take(name)
-        return self._read((self._opened(), self._maps), choice) if found is None else found
+        if self._looks(opened, choice):
+            return self._look(opened.maps, choice)
+        found = opened.ahead.take(name)
+        return self._read(opened, choice) if found is None else found
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all of them, at once."""
+        if self._given:
+            return {name: self.get_tensor(name) for name in self.offset_keys()}
+        opened = self._opened()
         moves = _Moves(*self._moves, False)
         choices = [Choice(tensor) for tensor in self._tensors.values()]
-        opened = Opened(self._opened(), self._maps, self._reason)
-        found = load_choices(opened, choices, self._target,
+        if self._apart:
+            self._given.update(self._tensors)
+        found = load_choices(Opened(*opened[:3]), choices, self._target,
                              _to_convert(choices, self._target, None, None), None, True, moves,
                              self._label)
         moves.keep_report(self._target.device)
@@ -237,7 +279,7 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to read parts of."""
-        opened, tensor = (self._opened(), self._maps), self._tensor(name)
-        looks = self._maps is not None and not self._target.copies and BITS[tensor.dtype] >= 8 \
-            and fits(Choice(tensor), self._target)
-        return Slice(partial(self._read, opened), tensor, self._target.name, looks)
+        opened, tensor = self._opened(), self._tensor(name)
+        looks = not self._target.copies and BITS[tensor.dtype] >= 8 \
+            and self._looks(opened, Choice(tensor))
+        return Slice(partial(self._read, opened), tensor, self._target, self._narrow, looks)

@@ -2,6 +2,7 @@
 """Saving safetensors files, byte for byte as the safetensors package writes them."""
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -11,11 +12,12 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, refuse, shown
+from ._error import Error, misuse, refuse, saving, shown
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._names import file_name
 from ._options import options
 from ._progress import wait
+from ._spec import TensorSpec, check_length
 
 _WRITE = 2
 _HEADER_MAX = 100_000_000
@@ -25,27 +27,34 @@ class _Piece:
     """A tensor to be written: what it is and where its bytes are."""
 
     def __init__(self, name: str, tensor: Any):
-        """Looks at a torch tensor or a numpy array; refuses what safetensors refuses."""
+        """Looks at a tensor of torch, an array of numpy or JAX, or a TensorSpec; refuses what
+        safetensors refuses."""
         if not isinstance(name, str):
             raise TypeError(f"names are texts; {name!r} is not")
         if name == "__metadata__":
             raise ValueError("the format keeps the name __metadata__ for itself")
         _check_text(name)
         self.name, self.tensor, self.stream = name, tensor, None
-        #: Of a torch tensor, the bytes that no other may have.
-        self.span: tuple[str, int, int] | None = None
         if is_of("torch", "Tensor", tensor):
             self._from_torch(tensor)
         elif is_of("numpy", "ndarray", tensor) or is_of("numpy", "generic", tensor):
             self._from_numpy(tensor)
+        elif is_of("jax", "Array", tensor):
+            self._from_jax(tensor)
+        elif isinstance(tensor, TensorSpec):
+            self._from_spec(tensor)
         else:
-            raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or a "
-                             f"numpy array but received {type(tensor)}")
+            raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or an array "
+                             f"of numpy or JAX but received {type(tensor)}")
 
     def _from_torch(self, tensor) -> None:
         import torch
 
-        given = tensor
+        if tensor.device.type == "meta":
+            # torch's words and class: so safetensors fails, and programs know it by them.
+            problem, hint = in_the_way(tensor)
+            raise refuse("save", self.name, f"Cannot copy out of meta tensor: {problem}", hint,
+                         also=(NotImplementedError,))
         if tensor.layout == torch.strided and not tensor.is_nested:
             # A view that only says "conjugate" or "negate" has other numbers in memory.
             self.tensor = tensor = tensor.resolve_conj().resolve_neg()
@@ -53,11 +62,10 @@ class _Piece:
         if problem is not None:
             raise refuse("save", self.name, *problem)
         self.device = device_name(tensor.device)
-        self.span = self.device, given.data_ptr(), tensor.numel() * tensor.element_size()
         kind = str(tensor.dtype).removeprefix("torch.")
         names = {theirs: ours for ours, theirs in Torch._names.items()}
         if kind not in names:
-            raise refuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}",
+            raise misuse("save", self.name, f"safetensors has no dtype for {tensor.dtype}",
                          "Take .dequantize(), or .int_repr() and its scale" if tensor.is_quantized
                          else "")
         self.dtype = DTYPES.index(names[kind])
@@ -80,12 +88,35 @@ class _Piece:
         self.tensor = array = numpy.asarray(array, order="C")
         names = {theirs: ours for ours, theirs in {**Numpy._plain, **Numpy._extra}.items()}
         if array.dtype.name not in names:
-            raise refuse("save", self.name, f"safetensors has no dtype for {array.dtype}")
+            raise misuse("save", self.name, f"safetensors has no dtype for {array.dtype}")
         self.dtype = DTYPES.index(names[array.dtype.name])
         self.shape = list(array.shape)
         self.nbytes = array.nbytes
         self.address = array.ctypes.data
         self.device = "host"
+
+    def _from_jax(self, array) -> None:
+        """Its bytes where they are on the host, or a copy of what is on a GPU."""
+        import numpy
+
+        if not array.is_fully_addressable:
+            raise refuse("save", self.name, "other processes have parts of this array",
+                         "Gather it first, with jax.experimental.multihost_utils")
+        self._from_numpy(numpy.asarray(array))
+
+    def _from_spec(self, spec: TensorSpec) -> None:
+        check_length(self.name, spec)
+        self.dtype = DTYPES.index(spec.dtype)
+        self.shape, self.nbytes, self.address = spec.shape, spec.data_len, spec.data_ptr
+        self.device = "host"
+
+    def on_host(self) -> Any:
+        """Its bytes as a buffer."""
+        if self.device != "host":
+            self.tensor = self.tensor.cpu()
+            self.address, self.device = self.tensor.data_ptr(), "host"
+        # An empty tensor has no address to look at.
+        return (ctypes.c_char * self.nbytes).from_address(self.address) if self.nbytes else b""
 
 
 def _check_text(text: str) -> None:
@@ -96,16 +127,37 @@ def _check_text(text: str) -> None:
         raise ValueError(f"names and metadata are Unicode, which {ascii(text)} is not") from None
 
 
-def _check_shared(pieces: list[_Piece]) -> None:
+def _reach(name: str, tensor: Any) -> tuple[str, int, int, str] | None:
+    """(device, first byte, byte after the last, name) of a torch tensor that has bytes."""
+    if not is_of("torch", "Tensor", tensor) or tensor.is_nested or not tensor.numel() \
+            or str(tensor.layout) != "torch.strided" or tensor.device.type == "meta":
+        return None
+    start = tensor.data_ptr()
+    last = sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride()))
+    return (str(tensor.device), start, start + (last + 1) * tensor.element_size(),
+            name) if start else None
+
+
+def _check_shared(tensors: Mapping[str, Any]) -> None:
     """Tensors of torch that share bytes are mostly tied, and would come back as two. Arrays of
     numpy may: nobody ties them."""
-    spans = sorted((*p.span, p.name) for p in pieces if p.span is not None and p.span[2])
-    for before, after in zip(spans, spans[1:]):
-        if before[0] == after[0] and before[1] + before[2] > after[1]:
+    found = sorted(filter(None, (_reach(name, tensor) for name, tensor in tensors.items())))
+    for before, after in zip(found, found[1:]):
+        if before[0] == after[0] and before[2] > after[1]:
             raise RuntimeError(
                 f"Some tensors share memory, this will lead to duplicate memory on disk and "
                 f"potential differences when loading them again: {{{before[3]!r}, {after[3]!r}}}. "
-                "Save one of them only, or a .clone()")
+                "Save one of them only, or a .clone(); save_model() does so for a module")
+
+
+def _pieces(tensors: Mapping[str, Any]) -> list[_Piece]:
+    """What is to be written, in the order of the file."""
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    _check_shared(tensors)
+    pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
+    # The largest alignment first, then by name: the order that safetensors has.
+    return sorted(pieces, key=lambda piece: (-piece.dtype, piece.name))
 
 
 def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
@@ -153,6 +205,14 @@ def _end(job: Any) -> None:
             job.wait()
 
 
+@saving()
+def save_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What save_file() would write."""
+    pieces = _pieces(tensors)
+    return b"".join([_header(pieces, metadata), *(piece.on_host() for piece in pieces)])
+
+
+@saving()
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
               metadata: Mapping[str, str] | None = None, *, transfer: str | int = "auto",
               memory_limit: int | None = None, progress: bool = False) -> None:
@@ -160,16 +220,11 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
 
     The file holds the same bytes that safetensors would write. It appears under its name only when
     it is complete and durable; until then, and after any error, what was there before stays.
-    Tensors may be torch tensors on any device, which must not share memory, or numpy arrays of any
-    class and layout, of which the plain numbers are saved.
+    Tensors may be torch tensors on any device, which must not share memory, or arrays of numpy, of
+    any class and layout, and of JAX, of which the plain numbers are saved.
     """
-    if not isinstance(tensors, Mapping):
-        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     kind, limit = options(transfer, memory_limit)
-    pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
-    _check_shared(pieces)
-    # The largest alignment first, then by name: the order that safetensors has.
-    pieces.sort(key=lambda piece: (-piece.dtype, piece.name))
+    pieces = _pieces(tensors)
     header = _header(pieces, metadata)
     size = len(header) + sum(piece.nbytes for piece in pieces)
     target, job = _penstock.Object(file_name(filename), _WRITE, size), None
