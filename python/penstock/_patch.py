@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from ._error import Error
 from ._fork import Lock
+from ._frameworks import Torch, is_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,43 +39,105 @@ if TYPE_CHECKING:
 # Penstock cannot serve the call; "" if it can. Arguments that do not fit are the original's to
 # refuse, in its own words.
 
+def _names_no_file(filename: Any) -> str:
+    if isinstance(filename, (str, os.PathLike)):
+        return ""
+    return f"a {type(filename).__name__} is not the name of a file"
 
-def _unknown(filename: Any, framework: str, device: Any, backend: str) -> str:
+
+def _unknown(framework: str, device: Any, backend: str = "mmap") -> str:
     from ._frameworks import adapter
 
-    if not isinstance(filename, (str, os.PathLike)):
-        return f"a {type(filename).__name__} is not the name of a file"
     if backend not in ("mmap", "pread"):
-        return "the backend is not known"
+        return f"the backend {backend!r} is not known"
     try:
-        adapter(framework, device).engine_device()
+        target = adapter(framework, device)
+        if target.has_bytes:
+            target.engine_device()
     except (Error, ImportError) as error:
         return str(error)
     return ""
 
 
+def _has_strangers(tensors: Any) -> str:
+    """Of tensors to be saved: those of torch may be on a device that is not known."""
+    if not isinstance(tensors, dict):
+        return f"a {type(tensors).__name__} is not a dict of tensors"
+    kinds = {str(tensor.device) for tensor in tensors.values() if is_of("torch", "Tensor", tensor)}
+    if "meta" in kinds:
+        return "tensors on the device meta have no bytes"
+    return next(filter(None, (_unknown("pt", device) for device in sorted(kinds))), "")
+
+
 def _open(filename: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> str:
-    return _unknown(filename, framework, device, backend)
+    return _names_no_file(filename) or _unknown(framework, device, backend)
 
 
 def _load_file(filename: Any, device: Any = "cpu", *, backend: str = "mmap") -> str:
-    return _unknown(filename, "pt", device, backend)
+    return _names_no_file(filename) or _unknown("pt", device, backend)
+
+
+def _load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu", *,
+                backend: str = "mmap") -> str:
+    return _load_file(filename, device, backend=backend)
 
 
 def _load_arrays(filename: Any, *, backend: str = "mmap") -> str:
-    return _unknown(filename, "np", "cpu", backend)
+    return _names_no_file(filename) or _unknown("np", "cpu", backend)
+
+
+def _load_jax(filename: Any, *, backend: str = "mmap") -> str:
+    return _names_no_file(filename) or _unknown("jax", "cpu", backend)
+
+
+def _load_bytes(data: Any) -> str:
+    return "" if type(data) is bytes else f"a {type(data).__name__} is not bytes"
 
 
 def _save_file(tensors: Any, filename: Any, metadata: Any = None) -> str:
-    found = {str(tensor.device): tensor.device for tensor in tensors.values()
-             if hasattr(tensor, "device")} if isinstance(tensors, dict) else {}
-    return next(filter(None, (_unknown(filename, "pt", device, "mmap")
-                              for device in found.values())), "") \
-        or _unknown(filename, "pt", "cpu", "mmap")
+    return _names_no_file(filename) or _has_strangers(tensors)
 
 
 def _save_arrays(tensor_dict: Any, filename: Any, metadata: Any = None) -> str:
-    return _unknown(filename, "np", "cpu", "mmap")
+    return _save_file(tensor_dict, filename)
+
+
+def _save_bytes(tensors: Any, metadata: Any = None) -> str:
+    return _has_strangers(tensors)
+
+
+def _save_array_bytes(tensor_dict: Any, metadata: Any = None) -> str:
+    return _has_strangers(tensor_dict)
+
+
+def _save_model(model: Any, filename: Any, metadata: Any = None,
+                force_contiguous: bool = True) -> str:
+    if not is_of("torch.nn", "Module", model):
+        return f"a {type(model).__name__} is not a module of torch"
+    return _save_file(model.state_dict(), filename)
+
+
+def _save_specs(tensor_dict: Any, filename: Any, metadata: Any = None) -> str:
+    if not isinstance(tensor_dict, dict) or not all(
+            is_of("safetensors", "TensorSpec", spec) and spec.dtype in Torch._names
+            for spec in tensor_dict.values()):
+        return "not all are a TensorSpec of a known dtype"
+    return _names_no_file(filename)
+
+
+def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+    """Serves safetensors' function of this name, whose tensors are described in its own class."""
+    from .safetensors import TensorSpec
+    from .safetensors import serialize_file as serve
+
+    def ours(spec: Any) -> TensorSpec:
+        shape = list(spec.shape)
+        if spec.dtype == "F4":          # which TensorSpec takes by the byte and shows by the number
+            shape[-1] //= 2
+        return TensorSpec(dtype=Torch._names[spec.dtype], shape=shape, data_ptr=spec.data_ptr,
+                          data_len=spec.data_len)
+
+    serve({name: ours(spec) for name, spec in tensor_dict.items()}, filename, metadata)
 
 
 # ----------------------------------------------------------------------------------- the table --
@@ -84,21 +147,38 @@ class Row(NamedTuple):
 
     module: str
     name: str
-    #: Where what serves in its place is, as "module:name".
-    ours: str
     #: Why a call cannot be served.
     refuses: Callable[..., str]
+    #: Where what serves in its place is; "" where it has the same names below penstock.
+    ours: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
+    def serving(self) -> Any:
+        """What serves in its place."""
+        return getattr(import_module(self.ours or f"penstock.{self.module}"), self.name)
+
 
 TABLE = (
-    Row("safetensors", "safe_open", "penstock._safe_open:safe_open", _open),
-    Row("safetensors.torch", "load_file", "penstock._load:load_file", _load_file),
-    Row("safetensors.torch", "save_file", "penstock._save:save_file", _save_file),
-    # Beside the name that it has from safetensors, one that knows what becomes of the tensors.
-    Row("transformers.modeling_utils", "safe_open", "penstock._ondemand:safe_open", _open),
+    Row("safetensors", "safe_open", _open),
+    Row("safetensors", "serialize_file", _save_specs, "penstock._patch"),
+    Row("safetensors.torch", "load_file", _load_file),
+    Row("safetensors.torch", "save_file", _save_file),
+    Row("safetensors.torch", "load_model", _load_model),
+    Row("safetensors.torch", "save_model", _save_model),
+    Row("safetensors.torch", "load", _load_bytes),
+    Row("safetensors.torch", "save", _save_bytes),
+    Row("safetensors.numpy", "load_file", _load_arrays),
+    Row("safetensors.numpy", "save_file", _save_arrays),
+    Row("safetensors.numpy", "load", _load_bytes),
+    Row("safetensors.numpy", "save", _save_array_bytes),
+    Row("safetensors.flax", "load_file", _load_jax),
+    Row("safetensors.flax", "save_file", _save_file),
+    Row("safetensors.flax", "load", _load_bytes),
+    Row("safetensors.flax", "save", _save_bytes),
+    # In place of the name that it has from safetensors, one that knows what becomes of the tensors.
+    Row("transformers.modeling_utils", "safe_open", _open, "penstock._ondemand"),
 )
 _MODULES = tuple(dict.fromkeys(row.module for row in TABLE))
 
@@ -130,15 +210,10 @@ def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
     return not reason
 
 
-def _ours(row: Row) -> Any:
-    module, _, name = row.ours.partition(":")
-    return getattr(import_module(module), name)
-
-
 def _function(row: Row, original: Callable) -> Callable:
     @wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        serve = _ours(row) if _serves(row, args, kwargs) else original
+        serve = row.serving() if _serves(row, args, kwargs) else original
         return serve(*args, **kwargs)
 
     return stand_in
@@ -157,7 +232,7 @@ def _class(row: Row, original: type) -> type:
             known = (original, safe_open) if cls is stand_in else ()
             return super().__subclasscheck__(other) or issubclass(other, known)
 
-    class stand_in(_ours(row), metaclass=Kind):  # noqa: N801 - it gets the original's name
+    class stand_in(row.serving(), metaclass=Kind):  # noqa: N801 - it gets the original's name
         __doc__ = original.__doc__
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -38,25 +38,97 @@ def call(name):
     return getattr(importlib.import_module(module), attribute)
 
 
-def read_all(name):
+def opened(name):
     def read(path, _):
         with call(name)(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}
     return read
 
 
-def save(path, out):
-    tensors = penstock.load_file(path)
-    call("safetensors.torch.save_file")(tensors, out, metadata={"format": "pt"})
-    return penstock.load_file(out)
+def loaded(name, convert=dict):
+    return lambda path, _: convert(call(name)(path))
+
+
+def loaded_bytes(name, convert=dict):
+    return lambda path, _: convert(call(name)(path.read_bytes()))
+
+
+def saved(name, make=dict):
+    def write(path, out):
+        call(name)(make(penstock.load_file(path)), out, metadata={"format": "pt"})
+        return penstock.load_file(out)
+    return write
+
+
+def saved_bytes(name, make=dict):
+    def write(path, out):
+        out.write_bytes(call(name)(make(penstock.load_file(path)), metadata={"format": "pt"}))
+        return penstock.load_file(out)
+    return write
+
+
+def specs(tensors):
+    specs.alive = tensors
+    return {name: safetensors.TensorSpec(dtype=str(each.dtype).removeprefix("torch."),
+                                         shape=each.shape, data_ptr=each.data_ptr(),
+                                         data_len=each.nbytes) for name, each in tensors.items()}
+
+
+class Module(torch.nn.Module):
+    """With these tensors."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.clone())
+
+
+def module_loaded(path, _):
+    module = Module({name: torch.zeros_like(each)
+                     for name, each in penstock.load_file(path).items()})
+    assert call("safetensors.torch.load_model")(module, path) == (set(), [])
+    return dict(module.state_dict())
+
+
+def to_numpy(tensors):
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def from_numpy(arrays):
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def to_jax(tensors):
+    import jax
+
+    return {name: jax.numpy.asarray(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+def from_jax(arrays):
+    import numpy
+
+    return {name: torch.from_numpy(numpy.array(array)) for name, array in arrays.items()}
 
 
 # For each row of the table, a call of it that gives the tensors of a file.
 CALLS = {
-    "safetensors.safe_open": read_all("safetensors.safe_open"),
-    "safetensors.torch.load_file": lambda path, _: call("safetensors.torch.load_file")(path),
-    "safetensors.torch.save_file": save,
-    "transformers.modeling_utils.safe_open": read_all("transformers.modeling_utils.safe_open"),
+    "safetensors.safe_open": opened("safetensors.safe_open"),
+    "safetensors.serialize_file": saved("safetensors.serialize_file", specs),
+    "safetensors.torch.load_file": loaded("safetensors.torch.load_file"),
+    "safetensors.torch.save_file": saved("safetensors.torch.save_file"),
+    "safetensors.torch.load_model": module_loaded,
+    "safetensors.torch.save_model": saved("safetensors.torch.save_model", Module),
+    "safetensors.torch.load": loaded_bytes("safetensors.torch.load"),
+    "safetensors.torch.save": saved_bytes("safetensors.torch.save"),
+    "safetensors.numpy.load_file": loaded("safetensors.numpy.load_file", from_numpy),
+    "safetensors.numpy.save_file": saved("safetensors.numpy.save_file", to_numpy),
+    "safetensors.numpy.load": loaded_bytes("safetensors.numpy.load", from_numpy),
+    "safetensors.numpy.save": saved_bytes("safetensors.numpy.save", to_numpy),
+    "safetensors.flax.load_file": loaded("safetensors.flax.load_file", from_jax),
+    "safetensors.flax.save_file": saved("safetensors.flax.save_file", to_jax),
+    "safetensors.flax.load": loaded_bytes("safetensors.flax.load", from_jax),
+    "safetensors.flax.save": saved_bytes("safetensors.flax.save", to_jax),
+    "transformers.modeling_utils.safe_open": opened("transformers.modeling_utils.safe_open"),
 }
 
 
@@ -64,18 +136,25 @@ def test_every_row_of_the_table_is_tried():
     assert sorted(CALLS) == sorted(map(str, TABLE))
 
 
+@pytest.fixture
+def plain(tmp_path):
+    """A file whose tensors every framework can have, and its tensors."""
+    tensors = {"weight": torch.randn(3, 4), "step": torch.tensor([7], dtype=torch.int32),
+               "short": torch.randn(5).half()}
+    safetensors.torch.save_file(tensors, tmp_path / "plain.safetensors", {"format": "pt"})
+    return tmp_path / "plain.safetensors", tensors
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_served_by_penstock(few, tmp_path, name):
-    path, tensors = few
-    if name.startswith("transformers"):
-        pytest.importorskip("transformers")
-        importlib.import_module("transformers.modeling_utils")
+def test_a_call_is_served_by_penstock(plain, tmp_path, name):
+    module = name.rpartition(".")[0]
+    pytest.importorskip({"safetensors.flax": "jax"}.get(module, module.partition(".")[0]))
+    importlib.import_module(module)
     with penstock.patch() as held:
-        found = CALLS[name](path, tmp_path / "out.safetensors")
-    assert_same(found, tensors)
+        found = CALLS[name](plain[0], tmp_path / "out.safetensors")
+    assert_same(found, plain[1])
     assert held.served == {name: 1} and held.handed_on == {}
     assert str(held) == f"{name}: 1 served"
-    assert penstock.last_report().bytes
 
 
 # ------------------------------------------------------------------------- names bound at import --
