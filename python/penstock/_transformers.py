@@ -41,23 +41,25 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
+# For what from_pretrained() does not do: transformers does, and Penstock moves the bytes.
+_PATCH = "call transformers' own from_pretrained() under \"with penstock.patch():\""
+
 # Arguments of transformers that make no sense here, and what to do instead.
 _REFUSED = {
-    "device_map": "use device=, which takes one device: \"cpu\", \"cuda:0\", a torch.device",
     "state_dict": "the weights come from the folder",
-    "quantization_config": "quantised models are loaded by transformers itself",
-    "load_in_4bit": "quantised models are loaded by transformers itself",
-    "load_in_8bit": "quantised models are loaded by transformers itself",
+    "quantization_config": f"for a quantised model {_PATCH}",
+    "load_in_4bit": f"for a quantised model {_PATCH}",
+    "load_in_8bit": f"for a quantised model {_PATCH}",
     "gguf_file": "only safetensors files are read",
     "from_tf": "only safetensors files are read",
     "from_flax": "only safetensors files are read",
-    "max_memory": "the whole model goes to one device, which device= names",
-    "offload_folder": "the whole model goes to one device, which device= names",
-    "offload_buffers": "the whole model goes to one device, which device= names",
-    "tp_plan": "load_model() with slices= reads one rank's part of each tensor",
-    "tp_size": "load_model() with slices= reads one rank's part of each tensor",
-    "device_mesh": "load_model() with slices= reads one rank's part of each tensor",
-    "distributed_config": "load_model() with slices= reads one rank's part of each tensor",
+    "max_memory": f"the whole model goes to one device; to spread it {_PATCH}",
+    "offload_folder": f"the whole model goes to one device; to offload parts of it {_PATCH}",
+    "offload_buffers": f"the whole model goes to one device; to offload parts of it {_PATCH}",
+    "tp_plan": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "tp_size": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "device_mesh": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "distributed_config": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
 }
 
 # What only concerns a download, or the way in which transformers reads files.
@@ -135,14 +137,48 @@ def _refuse(kwargs: dict[str, Any]) -> None:
         kwargs.pop(name, None)
 
 
+def _place(device: Any, device_map: Any) -> Any:
+    """The one device of the model, from either of the two arguments; the host where none is given.
+
+    A device_map is simple where it names one device for all: a device, {"": device}, or a word by
+    which transformers spreads a model where there is one GPU at most to spread it over.
+    """
+    if device_map is None:
+        return "cpu" if device is None else device
+    found = device_map
+    if isinstance(device_map, Mapping):
+        places = set(map(str, device_map.values()))
+        found = next(iter(device_map.values()), None) if len(places) == 1 else None
+    elif device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        found = _only_gpu()
+    elif device_map == "cuda":          # transformers means the GPU of the process
+        found = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+    if found is None or str(found) in ("disk", "meta"):
+        raise ValueError(f"device_map={shown(str(device_map))}: penstock.from_pretrained() loads "
+                         "the whole model to one device, such as \"cuda:0\" or {\"\": 0}. To "
+                         f"spread or offload a model {_PATCH}")
+    if device is not None and device_name(device) != device_name(found):
+        raise ValueError(f"device={shown(str(device))} and device_map={shown(str(device_map))} are "
+                         "different places: give one of them")
+    return found
+
+
+def _only_gpu() -> str | None:
+    """The GPU, where there is one; the host, where there is none; None, where there are several."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return "cpu" if not count else "cuda:0" if count == 1 else None
+
+
 def _refuse_quantised(settings: Mapping[str, Any], name: str) -> None:
     found = settings.get("quantization_config")
     if not found or isinstance(found, (str, int, float, list)):     # transformers stumbles over it
         return
     method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
     raise ValueError(f"{shown(name)} is quantised ({shown(str(method))}): "
-                     "penstock.from_pretrained() does not build quantised models. Load it with "
-                     "transformers, or take its tensors as they are with penstock.load_model()")
+                     f"penstock.from_pretrained() does not build quantised models: {_PATCH}, "
+                     "or take its tensors as they are with penstock.load_model()")
 
 
 def _refuse_adapter(folder: str, name: str) -> None:
@@ -484,7 +520,7 @@ def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
     return (model, info) if wants_info else model
 
 
-def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
+def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_map: Any = None,
                     dtype: torch.dtype | str | None = None, auto_class: Any = None,
                     copy: bool = False, arena: bool | None = None,
                     transfer: str | int = "auto", memory_limit: int | None = None,
@@ -497,7 +533,9 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
 
     path: a folder with config.json and safetensors weights, or a model of the hub that is in the
         local cache (it is not downloaded).
-    device: one device: "cpu", "cuda", "cuda:1", a number, a torch.device.
+    device: one device: "cpu" (the default), "cuda", "cuda:1", a number, a torch.device.
+    device_map: the same, as transformers has it: a device, {"": device}, or "auto" where there is
+        one GPU at most.
     dtype: as transformers has it: "auto" (what the configuration says, also the default), a torch
         dtype or its name. Conversion happens on the device.
     auto_class: what to build, if not AutoModelForCausalLM: an Auto class or a model class of
@@ -512,10 +550,12 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
         transformers' own; transformers.utils.logging.disable_progress_bar() turns it off.
     kwargs: what transformers' from_pretrained takes: config, attn_implementation,
         trust_remote_code, ignore_mismatched_sizes, output_loading_info, generation_config,
-        key_mapping, variant, subfolder, attributes of the configuration, and so on. device_map,
-        quantisation and offloading are refused.
+        key_mapping, variant, subfolder, attributes of the configuration, and so on.
+        Quantisation, offloading and several devices are refused: transformers' own from_pretrained
+        does that, and loads through Penstock too under patch().
     """
     _refuse(kwargs)
+    device = _place(device, device_map)
     name = os.fsdecode(path)
     folder = _folder(name, kwargs)
     config = kwargs.get("config")
@@ -527,7 +567,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     dtype = dtype if dtype is not None else other if other is not None else "auto"
 
     tensors = _tensors(weights)
-    load = _Load(_source(folder, weights), "cpu" if device is None else device, arena, tensors,
+    load = _Load(_source(folder, weights), device, arena, tensors,
                  _converts(tensors, dtype, settings),
                  {"copy": copy, "transfer": transfer, "memory_limit": memory_limit,
                   "progress": progress})

@@ -76,7 +76,7 @@ def make(folder, family, options, head=None, dtype=torch.bfloat16, **saving):
 def theirs(folder, device="cpu", auto_class=LM, **options):
     """What transformers itself loads."""
     if device != "cpu":
-        options["device_map"] = device
+        options.setdefault("device_map", device)
     return getattr(transformers, auto_class).from_pretrained(folder, **options)
 
 
@@ -495,6 +495,43 @@ def test_subfolder(tmp_path, models):
 
 # ------------------------------------------------------------------------------------ arguments --
 
+@pytest.mark.parametrize("form", [lambda device: device, lambda device: {"": device},
+                                  lambda device: torch.device(device),
+                                  lambda device: {"model": device, "lm_head": device},
+                                  lambda device: "auto" if torch.cuda.device_count() < 2 else device
+                                  ], ids=["name", "dict", "torch", "parts", "auto"])
+def test_device_map(models, loads, form, device):
+    if device == "cpu" and form(device) == "auto" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    mine = penstock.from_pretrained(models("qwen2"), device_map=form(device))
+    reference = theirs(models("qwen2"), device, device_map=form(device))
+    assert_same_model(mine, reference)
+    assert not hasattr(mine, "hf_device_map") and not hasattr(reference, "hf_device_map")
+    assert {each.device for each in mine.parameters()} == {torch.device(device)}
+
+
+def test_device_map_that_says_what_device_says(models, loads, device):
+    penstock.from_pretrained(models("qwen2"), device, device_map={"": device})
+    assert [str(load["device"]) for load in loads] == [device]
+
+
+@pytest.mark.parametrize("count, word, place", [(0, "auto", "cpu"), (1, "auto", "cuda:0"),
+                                                (1, "sequential", "cuda:0"), (1, "cuda", "cuda:1"),
+                                                (1, 0, 0), (2, "cuda:3", "cuda:3")])
+def test_words_of_a_device_map(monkeypatch, count, word, place):
+    from penstock._transformers import _place
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert _place(None, word) == place
+
+
+def test_a_model_is_not_spread_over_several_gpus(models, monkeypatch, loads):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device_map=auto.*one device.*penstock.patch\(\)"):
+        penstock.from_pretrained(models("qwen2"), device_map="auto")
+    assert not loads
+
+
 def test_attention(models, device):
     mine = penstock.from_pretrained(models("qwen2"), device, attn_implementation="eager")
     assert mine.config._attn_implementation == "eager"
@@ -532,15 +569,17 @@ def test_transfer_arguments_reach_the_load(models, loads):
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"device_map": "auto"}, "device_map=: use device="),
-    ({"device_map": {"": 0}}, "device_map=: use device="),
-    ({"device_map": 0}, "device_map=: use device="),
-    ({"load_in_8bit": True}, "load_in_8bit=: quantised"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=: quantised"),
+    ({"device_map": {"model": 0, "lm_head": "cpu"}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": {"": "disk"}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": {}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": "everywhere"}, "no device of this name"),
+    ({"device_map": "cuda:1", "device": "cpu"}, "different places"),
+    ({"load_in_8bit": True}, r"load_in_8bit=: for a quantised model .*penstock.patch\(\)"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=: for a quantised"),
     ({"state_dict": {}}, "state_dict=: the weights come from the folder"),
     ({"gguf_file": "x.gguf"}, "gguf_file=: only safetensors"),
     ({"max_memory": {0: "1GB"}}, "max_memory=: the whole model goes to one device"),
-    ({"tp_plan": "auto"}, "tp_plan=: load_model"),
+    ({"tp_plan": "auto"}, r"tp_plan=: for tensor parallelism .*penstock.patch\(\)"),
     ({"use_safetensors": False}, "use_safetensors=False"),
 ])
 def test_refused(models, options, words, loads):
@@ -561,7 +600,7 @@ def test_quantised_checkpoint(tmp_path, models, loads):
     settings = json.loads((folder / "config.json").read_text())
     settings["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="quantised .gptq.*load_model"):
+    with pytest.raises(ValueError, match=r"quantised .gptq.*penstock.patch\(\).*load_model"):
         penstock.from_pretrained(folder)
     assert not loads
 
