@@ -15,31 +15,43 @@ Three things make it so:
    it. So no device_map is needed, whose loader would first reserve the size of the whole model a
    second time on the GPU, and neither is accelerate. What transformers makes itself, buffers and
    missing weights, is on the host and moves at the end.
-2. The state dict is empty until transformers looks into it, which is after it has built the
-   skeleton on the meta device. The bytes travel meanwhile, and while torch and transformers are
-   imported: prefetch() comes first, and the load joins it.
+2. The names in the state dict come from the headers, and a tensor is waited for when it is put into
+   place. The bytes travel while transformers builds the skeleton on the meta device and finds out
+   which name goes where, and while torch and transformers are imported: prefetch() comes first, and
+   the load joins it. Waiting, which threads of transformers do, ends when the prefetch is cancelled.
 3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
    all of the model. Where transformers makes new tensors out of those of the file (experts merged
    into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own
    and goes as soon as it is used up. On the host tensors look into the mapped files, and there is
-   nothing to let go of.
+   nothing to let go of. Such loads run when transformers first looks at the names.
+
+What is built stays, so a search for garbage meanwhile finds none; with all that torch and
+transformers have made it takes as long as a load. None is begun here.
 """
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+from . import _report
 from ._device import device_name
 from ._error import shown
+from ._fork import Lock
 from ._names import file_name
+from ._report import last_report
 
 if TYPE_CHECKING:
     import torch
     import transformers
+
+    from ._prefetch import Prefetch
+    from ._report import Report
 
 # For what from_pretrained() does not do: transformers does, and Penstock moves the bytes.
 _PATCH = "call transformers' own from_pretrained() under \"with penstock.patch():\""
@@ -80,48 +92,57 @@ _EXPERTS = re.compile(r"\.experts\.\d+\.")
 
 
 class _Landed:
-    """A tensor that has arrived, as transformers' loader sees it: castable, but not movable."""
+    """A tensor where it arrives, as transformers' loader sees it: castable, but not movable."""
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("_weights", "_name")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, weights: _Weights, name: str) -> None:
+        self._weights, self._name = weights, name
 
     def __getitem__(self, index: Any) -> Any:
-        return self if index is Ellipsis else self._tensor[index]
+        return self if index is Ellipsis else self._weights.tensors()[self._name][index]
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor where it is, in `dtype`. To be asked once: the source goes when it is cast."""
-        tensor, self._tensor = self._tensor, None
+        tensor = self._weights.tensors().pop(self._name)
         return tensor if dtype is None else tensor.to(dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
+        return getattr(self._weights.tensors()[self._name], name)
 
 
 class _Weights(Mapping):
-    """The state dict for transformers: the load happens, or is joined, on the first look."""
+    """The state dict for transformers: the load happens, or is joined, when a tensor is wanted."""
 
-    def __init__(self, load: Callable[[], dict[str, torch.Tensor]]) -> None:
-        self._load = load
-        self._entries: dict[str, _Landed] | None = None
-        self.device: torch.device | None = None
+    def __init__(self, load: Callable[[], dict[str, torch.Tensor]], names: list[str] | None):
+        """`names`: those that will come; None: the load tells."""
+        self._load, self._names = load, names
+        self._lock = threading.Lock()
+        self._tensors: dict[str, torch.Tensor] | None = None
+        #: What the load did, in whichever thread.
+        self.report: Report | None = None
 
-    def _landed(self) -> dict[str, _Landed]:
-        if self._entries is None:
-            tensors = self._load()
-            self.device = next((tensor.device for tensor in tensors.values()), None)
-            self._entries = {name: _Landed(tensor) for name, tensor in tensors.items()}
-        return self._entries
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that were not taken yet, complete."""
+        with self._lock:
+            if self._tensors is None:
+                self._tensors = self._load()
+                self.report = last_report()
+        return self._tensors
+
+    def _known(self) -> list[str]:
+        if self._names is None:
+            self._names = list(self.tensors())
+        return self._names
 
     def __getitem__(self, name: str) -> _Landed:
-        return self._landed()[name]
+        return _Landed(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._landed())
+        return iter(self._known())
 
     def __len__(self) -> int:
-        return len(self._landed())
+        return len(self._known())
 
 
 def _refuse(kwargs: dict[str, Any]) -> None:
@@ -456,12 +477,16 @@ class _Load:
     def __init__(self, source: str, device: Any, arena: bool | None, tensors: dict[str, str],
                  converts: bool, options: dict[str, Any]) -> None:
         """`converts`: some tensors are not of the dtype that the model will have."""
-        self.source, self.device, self.arena, self.options = source, device, arena, options
+        self.source, self.arena, self.options = source, arena, options
+        #: By the engine's name: "cuda" means another GPU to each thread.
+        self.device = device_name(device)
         self.converts = converts
         #: Tensors look into the mapped files, so none has memory that could be given back.
-        self.maps = device_name(device) == "host" and arena is None and not options["copy"]
+        self.maps = self.device == "host" and arena is None and not options["copy"]
         self.merges = any(_EXPERTS.search(name) for name in tensors)
-        self.job = None
+        self._tensors = tensors
+        self.job: Prefetch | None = None
+        self._cancelled = False
 
     def begin(self) -> None:
         """Let the bytes travel, where run() can join: with default settings, into one arena or
@@ -473,10 +498,21 @@ class _Load:
 
             self.job = prefetch(self.source, self.device)
 
+    def names(self) -> list[str] | None:
+        """What will come, where run() may be called by any thread; None: it may not, or nobody
+        knows. Who waits in another thread than the main one cannot be interrupted, only
+        cancelled."""
+        return list(self._tensors) if self.job is not None and self._tensors else None
+
     def run(self, cls: Any, config: Any, dtype: Any) -> dict[str, torch.Tensor]:
         """The tensors, in the one dtype that the model has, if it has one."""
         from penstock._load import load_model
 
+        if self.job is not None and not self.maps:
+            with suppress(OSError):     # which the load meets again, and tells
+                self.job.wait()
+        if self._cancelled:
+            raise RuntimeError("nobody waits for the weights any more")
         common = _common_dtype(cls, config, dtype) if self.converts else None
         alone = (self.merges or self.converts and common is None) and not self.maps
         return load_model(self.source, self.device, dtype=common,
@@ -484,8 +520,55 @@ class _Load:
 
     def cancel(self) -> None:
         """Nobody will want the tensors."""
+        self._cancelled = True
         if self.job is not None:
             self.job.cancel()
+
+
+def _no_filling() -> Any:
+    """A block in which tensors without bytes are not filled with random numbers, which torch takes
+    its time for. Those that have bytes are: the weights that a checkpoint lacks."""
+    import torch
+    from torch.nn import init
+
+    fills = {getattr(init, name) for name in ("uniform_", "normal_", "trunc_normal_", "constant_",
+                                              "ones_", "zeros_", "xavier_uniform_",
+                                              "xavier_normal_", "kaiming_uniform_",
+                                              "kaiming_normal_")}
+
+    class NoFilling(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            tensor = args[0] if args else kwargs.get("tensor")
+            if function in fills and tensor.is_meta:
+                return tensor
+            return function(*args, **kwargs)
+
+    return NoFilling()
+
+
+class _NoSearchForGarbage:
+    """A block, of several threads at once maybe, in which Python looks for no garbage."""
+
+    _lock = Lock()
+    _inside = 0
+    _enabled = False
+
+    def __enter__(self) -> None:
+        kind = type(self)
+        with kind._lock:
+            if not kind._inside:
+                kind._enabled = gc.isenabled()
+                gc.disable()
+            kind._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        kind = type(self)
+        with kind._lock:
+            kind._inside -= 1
+            if not kind._inside and kind._enabled:
+                gc.enable()
 
 
 def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
@@ -504,16 +587,20 @@ def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
     cls, config = _concrete(cls, config, folder, trust)
     wants_info = kwargs.pop("output_loading_info", False)
     ignore = kwargs.pop("ignore_mismatched_sizes", False)
-    weights = _Weights(lambda: load.run(cls, config, dtype))
+    weights = _Weights(lambda: load.run(cls, config, dtype), load.names())
     # A default device of the caller's would be taken for a device_map.
     host = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
-    with host:
+    with host, _no_filling():
         model, info = cls.from_pretrained(None, config=config, state_dict=weights, dtype=dtype,
                                           ignore_mismatched_sizes=True, output_loading_info=True,
                                           **kwargs)
     _check_shapes(info, ignore)
-    if weights.device is not None and weights.device.type != "cpu":
-        model.to(weights.device)
+    if weights.report is None:
+        load.cancel()                   # the model has none of these names
+    else:
+        _report.keep_other(weights.report)
+    if load.device != "host":
+        model.to(load.device)
         if load.converts or load.merges:
             torch.cuda.empty_cache()    # what the tensors that were used up leave behind
     _sign(model, name, folder, kwargs.get("generation_config") is None, trust)
@@ -573,7 +660,9 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_
                   "progress": progress})
     load.begin()
     try:
-        return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)
+        cls = _model_class(auto_class)
+        with _NoSearchForGarbage():
+            return _build(name, folder, cls, dtype, load, kwargs)
     except BaseException as error:
         load.cancel()
         if isinstance(error, (AttributeError, IndexError, TypeError)):
