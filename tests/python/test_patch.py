@@ -533,6 +533,33 @@ def test_accelerate(model, device):
         assert_same_weights(other, theirs)
 
 
+@pytest.mark.slow
+def test_diffusers(tmp_path):
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    net = diffusers.UNet2DModel(
+        sample_size=8, layers_per_block=1, block_out_channels=(32, 32),
+        down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"))
+    with penstock.patch() as held:
+        diffusers.DDPMPipeline(net, diffusers.DDPMScheduler()).save_pretrained(tmp_path)
+        assert held.served == {"safetensors.torch.save_file": 1}
+        mine = diffusers.DDPMPipeline.from_pretrained(tmp_path).unet
+        assert held.served["safetensors.torch.load_file"] == 1
+    assert_same_weights(mine, net)
+
+
+@pytest.mark.slow
+def test_peft(model, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(transformers_model(model), settings)
+    with penstock.patch() as held:
+        adapted.save_pretrained(tmp_path)
+        assert held.served == {"safetensors.torch.save_file": 1}
+        mine = peft.PeftModel.from_pretrained(transformers_model(model), tmp_path)
+        assert held.served["safetensors.torch.load_file"] == 1
+    assert_same_weights(mine, adapted)
+
+
 # --------------------------------------------------------------- tensors that are read elsewhere --
 
 @pytest.fixture
