@@ -2,9 +2,9 @@
 """safe_open for transformers: tensors are read to where they shall be.
 
 transformers opens every file for the host, whatever device_map says, and asks each tensor for
-get_slice(name)[...] and then .to(device, dtype), on some threads at once. A mapped tensor would have
-the driver copy from pages that it does not know, which is slow. So what [...] gives here is not
-read yet: asked .to() a GPU, it comes straight from the file to memory of its own there; asked
+get_slice(name)[...] and then .to(device, dtype), on some threads at once. A mapped tensor would
+have the driver copy from pages that it does not know, which is slow. So what [...] gives here is
+not read yet: asked .to() a GPU, it comes straight from the file to memory of its own there; asked
 anything else, it is the tensor on the host.
 """
 from __future__ import annotations
@@ -42,7 +42,9 @@ class _Later:
         return getattr(self._tensor(), name)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        """Any function of torch takes it for the tensor on the host."""
         from torch.utils._pytree import tree_map
 
         args, kwargs = tree_map(lambda each: each._tensor() if isinstance(each, cls) else each,

@@ -15,10 +15,10 @@ Three things make it so:
    it. So no device_map is needed, whose loader would first reserve the size of the whole model a
    second time on the GPU, and neither is accelerate. What transformers makes itself, buffers and
    missing weights, is on the host and moves at the end.
-2. The names in the state dict come from the headers, and a tensor is waited for when it is put into
-   place. The bytes travel while transformers builds the skeleton on the meta device and finds out
-   which name goes where, and while torch and transformers are imported: prefetch() comes first, and
-   the load joins it. Waiting, which threads of transformers do, ends when the prefetch is cancelled.
+2. The names in the state dict come from the headers, and a tensor is waited for when it is put
+   into place. The bytes travel while transformers builds the skeleton on the meta device and finds
+   out which name goes where, and while torch and transformers are imported: prefetch() comes
+   first, and the load joins it. Threads of transformers wait for it, until it is cancelled.
 3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
    all of the model. Where transformers makes new tensors out of those of the file (experts merged
    into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own

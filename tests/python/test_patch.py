@@ -379,7 +379,7 @@ def test_to_a_gpu(few, device):
     assert held.served
 
 
-# -------------------------------------------------------------------------- the look of stand-ins --
+# ------------------------------------------------------------------------- the look of stand-ins --
 
 def test_stand_ins_look_like_what_they_stand_for():
     import pickle
