@@ -105,8 +105,7 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike,
     tensors = model.state_dict()
     for kept, others in remove_duplicate_names(tensors).items():
         for name in others:
-            metadata = {} if metadata is None else metadata
-            metadata.setdefault(name, kept)
+            metadata = {name: kept, **(metadata or {})}
             del tensors[name]
     for name, tensor in tensors.items():
         if not force_contiguous and str(tensor.layout) == "torch.strided" \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import _penstock
-from ._error import misuse, refuse
+from ._error import SafetensorError, refuse
 
 #: Most staging memory of one call, and the least that a job can do with.
 MEMORY_LIMIT = 128 << 20
@@ -14,11 +14,10 @@ AUTO = 0
 
 def copies(backend: str) -> bool:
     """What safetensors calls a backend: "mmap" looks into the file, "pread" reads it."""
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is 'mmap' or 'pread', not {backend!r}")
     if backend not in ("mmap", "pread"):
-        raise misuse("use backend", repr(backend), "safetensors has 'mmap' and 'pread'",
-                     "Leave it out, or name a path with transfer=")
+        raise refuse("use backend", repr(backend), "safetensors has 'mmap' and 'pread'",
+                     "Leave it out, or name a path with transfer=",
+                     also=(SafetensorError if isinstance(backend, str) else TypeError,))
     return backend == "pread"
 
 

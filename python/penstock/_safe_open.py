@@ -12,7 +12,7 @@ from . import _penstock, _report
 from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
 from ._error import Error, misuse
 from ._fork import Lock
-from ._frameworks import BITS, DTYPES, Dlpack, adapter
+from ._frameworks import BITS, DTYPES, Dlpack, Torch, adapter
 from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
                     load_choices, maps_files, open_files)
 from ._mapped import Maps, Opened, fits, is_one_stretch, span
@@ -51,7 +51,7 @@ class Slice:
         if self._target.name == "dlpack":
             # Arrays cannot be indexed further, so the file must have it as it is asked for.
             return self._read(box(self._tensor, index))
-        found = cover(self._tensor, index)
+        found = self._cover(index)
         if found is None:
             return self._read(Choice(self._tensor))[index]
         choice, rest = found
@@ -60,6 +60,22 @@ class Slice:
         part = self._read(choice)
         plain = all(entry == slice(None, None, 1) or entry == slice(None) for entry in rest)
         return part if plain else part[rest]
+
+    def _cover(self, index: Any) -> tuple[Choice, tuple] | None:
+        """The box around an index, None for the whole. On what we refuse torch has the last word:
+        it is asked with a tensor of the same shape, and raises its own errors."""
+        try:
+            found = cover(self._tensor, index)
+        except (IndexError, OverflowError, TypeError, ValueError):
+            if not isinstance(self._target, Torch):
+                raise
+            self._target.torch.empty((), dtype=self._target.torch.uint8).expand(
+                self._tensor.shape)[index]
+            return None
+        # Of steps that are larger than any tensor torch has an idea of its own.
+        large = found is not None and any(isinstance(entry, slice) and (entry.step or 1) >= 1 << 31
+                                          for entry in found[1])
+        return None if large else found
 
 
 #: Who reads tensor after tensor gets the next ones read ahead, this many bytes in two groups.

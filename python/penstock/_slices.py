@@ -14,9 +14,7 @@ from typing import Any
 from ._choose import Choice, Tensor
 from ._error import Error, misuse
 
-_NUMBERS = range(-1 << 31, 1 << 31)
-_STEPS = range(-1 << 63, 1 << 63)
-_MOST = 1 << 64
+_NUMBERS, _STEPS, _BOUNDS = 1 << 31, 1 << 63, 1 << 64
 
 
 class _Range:
@@ -47,7 +45,7 @@ def _bound(value: Any) -> int | None:
     if number < 0:
         raise OverflowError(f"can't convert negative int to unsigned: {number}, and ranges are "
                             "counted from the beginning")
-    if number >= _MOST:
+    if number >= _BOUNDS:
         raise OverflowError(f"int too big to convert: {number}")
     return number
 
@@ -55,7 +53,7 @@ def _bound(value: Any) -> int | None:
 def _range(tensor: Tensor, entry: slice) -> _Range:
     first, last = _bound(entry.start), _bound(entry.stop)
     step = 1 if entry.step is None else as_number(entry.step)
-    if step not in _STEPS:
+    if not -_STEPS <= step < _STEPS:
         raise OverflowError(f"int too big to convert: {step}")
     if step < 1:
         raise _refused(tensor, f"Slice step must be a positive integer, got {step}")
@@ -67,7 +65,7 @@ def _number(tensor: Tensor, entry: Any, axis: int) -> int:
         number = as_number(entry)
     except TypeError:
         number = None
-    if number not in _NUMBERS:
+    if number is None or not -_NUMBERS <= number < _NUMBERS:
         raise _refused(tensor, f"Unsupported slice index at position {axis}: expected slice, int, "
                        "or ellipsis")
     length = tensor.shape[axis] if axis < len(tensor.shape) else 0

@@ -10,6 +10,7 @@ import torch
 
 from .. import _load
 from .._bytes import tensors_in
+from .._error import refuse
 from .._frameworks import adapter
 from .._modules import end_ptr as _end_ptr  # noqa: F401 - names that other packages import
 from .._modules import find_shared_tensors as _find_shared_tensors  # noqa: F401
@@ -25,11 +26,19 @@ __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model",
 
 
 def _checked(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Only tensors of torch are saved by these."""
-    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else ():
+    """These save tensors of torch only, and name all sparse ones at once, in known words."""
+    if not isinstance(tensors, Mapping):
+        return tensors      # refused by those who save
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received "
                              f"{type(tensor)}")
+    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if sparse:
+        raise refuse("save", str(sparse[0]), "it is sparse", "Make it dense with .to_dense()",
+                     words=f"You are trying to save a sparse tensors: `{sparse}` which this "
+                     "library does not support. You can make it a dense tensor before saving with "
+                     "`.to_dense()` but be aware this might make a much larger file than needed.")
     return tensors
 
 
