@@ -190,13 +190,16 @@ _lock = Lock(kind=threading.RLock)
 _count = 0
 #: By row and identity of the original: (original, stand-in). They stay for the next patch.
 _made: dict[tuple[Row, int], tuple[Any, Any]] = {}
+#: Is this thread in a call that Penstock serves?
+_serving = threading.local()
 _served: Counter[str] = Counter()
 _handed_on: Counter[tuple[str, str]] = Counter()
 
 
 def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
-    """Shall Penstock serve this call? Counts the answer."""
-    if not _count:
+    """Shall Penstock serve this call? Counts the answer. What Penstock itself calls, as it serves
+    another call, it wants from the original."""
+    if not _count or getattr(_serving, "now", False):
         return False
     try:
         reason = row.refuses(*args, **kwargs)
@@ -213,8 +216,14 @@ def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
 def _function(row: Row, original: Callable) -> Callable:
     @wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        serve = row.serving() if _serves(row, args, kwargs) else original
-        return serve(*args, **kwargs)
+        if not _serves(row, args, kwargs):
+            return original(*args, **kwargs)
+        serve = row.serving()
+        _serving.now = True
+        try:
+            return serve(*args, **kwargs)
+        finally:
+            _serving.now = False
 
     return stand_in
 
@@ -267,6 +276,11 @@ def _imported() -> list[str]:
     return [name for name in _MODULES if isinstance(sys.modules.get(name), ModuleType)]
 
 
+def _stand_ins() -> dict[int, Any]:
+    """By the identity of an original. Where two rows have the same, the first is for everybody."""
+    return {id(original): stand_in for original, stand_in in reversed(_made.values())}
+
+
 def _rebind(swaps: dict[int, Any]) -> None:
     """Change every global, of every module, that is one of these things. Ours stay ours."""
     for module_name, module in list(sys.modules.items()):
@@ -293,6 +307,8 @@ class _Loader:
         with _lock:
             if _count:
                 _install(module)
+                # Modules that it imported in turn may have bound its names already.
+                _rebind(_stand_ins())
 
 
 class _Finder:
@@ -374,8 +390,7 @@ def patch() -> Patch:
         if _count:
             for name in _imported():
                 _install(sys.modules[name])
-            # Where two rows have the same original, the first is for everybody else.
-            _rebind({id(original): stand_in for original, stand_in in reversed(_made.values())})
+            _rebind(_stand_ins())
     return made
 
 

@@ -239,6 +239,40 @@ def test_a_module_that_is_reloaded_stays_patched(few):
         vars(safetensors.torch).update(before)
 
 
+def test_names_that_are_bound_while_their_module_is_imported(few, tmp_path):
+    """A module that safetensors.torch itself imports, in its last line as it were."""
+    (tmp_path / "part.py").write_text("from safetensors.torch import load_file\n")
+    python("""
+        import sys
+        from importlib.machinery import SourceFileLoader
+        import penstock
+
+        sys.path.insert(0, sys.argv[2])
+        execute = SourceFileLoader.exec_module
+        def and_part(self, module):
+            execute(self, module)
+            if module.__name__ == "safetensors.torch":
+                import part
+        SourceFileLoader.exec_module = and_part
+        with penstock.patch() as held:
+            import safetensors.torch, part
+            part.load_file(sys.argv[1])
+            assert held.served == {"safetensors.torch.load_file": 1}, held.served
+        """, few[0], tmp_path)
+
+
+def test_what_penstock_calls_in_turn_is_the_original(few, monkeypatch):
+    """Else it would be asked what it asks itself."""
+    import penstock.safetensors.torch
+
+    monkeypatch.setattr(penstock.safetensors.torch, "load_file",
+                        lambda *args, **options: safetensors.torch.load_file(*args, **options))
+    with penstock.patch() as held:
+        assert_same(safetensors.torch.load_file(few[0]), few[1])
+        safetensors.torch.load_file(few[0])
+    assert held.served == {"safetensors.torch.load_file": 2}
+
+
 def test_names_of_penstock_itself_are_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "penstock.own", bind("penstock.own"))
     with penstock.patch():
