@@ -274,9 +274,10 @@ def test_what_penstock_calls_in_turn_is_the_original(few, monkeypatch):
 
 
 def test_names_of_penstock_itself_are_left_alone(monkeypatch):
-    monkeypatch.setitem(sys.modules, "penstock.own", bind("penstock.own"))
+    monkeypatch.setitem(sys.modules, "penstock.own", None)
+    own = bind("penstock.own")
     with penstock.patch():
-        assert sys.modules["penstock.own"].load_file is REAL.load
+        assert own.load_file is REAL.load
 
 
 # --------------------------------------------------------------------------------------- undoing --
