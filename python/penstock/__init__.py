@@ -26,13 +26,15 @@ from ._warming import Warming, warming
 
 __version__: str = _penstock.version
 
-__all__ = ["Array", "Error", "File", "Path", "Prefetch", "Report", "TensorInfo", "Warming",
-           "from_pretrained", "fromfile", "last_report", "load_file", "load_model", "prefetch",
-           "safe_open", "save_file", "save_model", "stream", "tofile", "trim", "warming"]
+__all__ = ["Array", "Error", "File", "Patch", "Path", "Prefetch", "Report", "TensorInfo", "Warming",
+           "from_pretrained", "fromfile", "last_report", "load_file", "load_model", "patch",
+           "prefetch", "safe_open", "save_file", "save_model", "stream", "tofile", "trim",
+           "unpatch", "warming"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",
-          "save_model": "_modules", "from_pretrained": "_transformers"}
+          "save_model": "_modules", "from_pretrained": "_transformers", "Patch": "_patch",
+          "patch": "_patch", "unpatch": "_patch"}
 
 # Bytes must not move any more when the interpreter takes its memory down.
 _atexit.register(_penstock.stop_all)

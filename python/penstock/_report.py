@@ -127,6 +127,11 @@ def keep(fields: dict) -> None:
     _last.report = Report(fields)
 
 
+def keep_other(report: Report) -> None:
+    """The same with the report of another thread, which worked for this one."""
+    _last.report = report
+
+
 def keep_mapped(count: int, seconds: float) -> None:
     """The same for one mapped tensor, which takes less time than to write a report about it."""
     _last.report = count, seconds

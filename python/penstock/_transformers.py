@@ -15,49 +15,63 @@ Three things make it so:
    it. So no device_map is needed, whose loader would first reserve the size of the whole model a
    second time on the GPU, and neither is accelerate. What transformers makes itself, buffers and
    missing weights, is on the host and moves at the end.
-2. The state dict is empty until transformers looks into it, which is after it has built the
-   skeleton on the meta device. The bytes travel meanwhile, and while torch and transformers are
-   imported: prefetch() comes first, and the load joins it.
+2. The names in the state dict come from the headers, and a tensor is waited for when it is put
+   into place. The bytes travel while transformers builds the skeleton on the meta device and finds
+   out which name goes where, and while torch and transformers are imported: prefetch() comes
+   first, and the load joins it. Threads of transformers wait for it, until it is cancelled.
 3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
    all of the model. Where transformers makes new tensors out of those of the file (experts merged
    into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own
    and goes as soon as it is used up. On the host tensors look into the mapped files, and there is
-   nothing to let go of.
+   nothing to let go of. Such loads run when transformers first looks at the names.
+
+What is built stays, so a search for garbage meanwhile finds none; with all that torch and
+transformers have made it takes as long as a load. None is begun here.
 """
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+from . import _report
 from ._device import device_name
 from ._error import shown
+from ._fork import Lock
 from ._names import file_name
+from ._report import last_report
 
 if TYPE_CHECKING:
     import torch
     import transformers
 
+    from ._prefetch import Prefetch
+    from ._report import Report
+
+# For what from_pretrained() does not do: transformers does, and Penstock moves the bytes.
+_PATCH = "call transformers' own from_pretrained() under \"with penstock.patch():\""
+
 # Arguments of transformers that make no sense here, and what to do instead.
 _REFUSED = {
-    "device_map": "use device=, which takes one device: \"cpu\", \"cuda:0\", a torch.device",
     "state_dict": "the weights come from the folder",
-    "quantization_config": "quantised models are loaded by transformers itself",
-    "load_in_4bit": "quantised models are loaded by transformers itself",
-    "load_in_8bit": "quantised models are loaded by transformers itself",
+    "quantization_config": f"for a quantised model {_PATCH}",
+    "load_in_4bit": f"for a quantised model {_PATCH}",
+    "load_in_8bit": f"for a quantised model {_PATCH}",
     "gguf_file": "only safetensors files are read",
     "from_tf": "only safetensors files are read",
     "from_flax": "only safetensors files are read",
-    "max_memory": "the whole model goes to one device, which device= names",
-    "offload_folder": "the whole model goes to one device, which device= names",
-    "offload_buffers": "the whole model goes to one device, which device= names",
-    "tp_plan": "load_model() with slices= reads one rank's part of each tensor",
-    "tp_size": "load_model() with slices= reads one rank's part of each tensor",
-    "device_mesh": "load_model() with slices= reads one rank's part of each tensor",
-    "distributed_config": "load_model() with slices= reads one rank's part of each tensor",
+    "max_memory": f"the whole model goes to one device; to spread it {_PATCH}",
+    "offload_folder": f"the whole model goes to one device; to offload parts of it {_PATCH}",
+    "offload_buffers": f"the whole model goes to one device; to offload parts of it {_PATCH}",
+    "tp_plan": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "tp_size": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "device_mesh": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
+    "distributed_config": f"for tensor parallelism {_PATCH}, or load_model() with slices=",
 }
 
 # What only concerns a download, or the way in which transformers reads files.
@@ -78,48 +92,57 @@ _EXPERTS = re.compile(r"\.experts\.\d+\.")
 
 
 class _Landed:
-    """A tensor that has arrived, as transformers' loader sees it: castable, but not movable."""
+    """A tensor where it arrives, as transformers' loader sees it: castable, but not movable."""
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("_weights", "_name")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, weights: _Weights, name: str) -> None:
+        self._weights, self._name = weights, name
 
     def __getitem__(self, index: Any) -> Any:
-        return self if index is Ellipsis else self._tensor[index]
+        return self if index is Ellipsis else self._weights.tensors()[self._name][index]
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor where it is, in `dtype`. To be asked once: the source goes when it is cast."""
-        tensor, self._tensor = self._tensor, None
+        tensor = self._weights.tensors().pop(self._name)
         return tensor if dtype is None else tensor.to(dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
+        return getattr(self._weights.tensors()[self._name], name)
 
 
 class _Weights(Mapping):
-    """The state dict for transformers: the load happens, or is joined, on the first look."""
+    """The state dict for transformers: the load happens, or is joined, when a tensor is wanted."""
 
-    def __init__(self, load: Callable[[], dict[str, torch.Tensor]]) -> None:
-        self._load = load
-        self._entries: dict[str, _Landed] | None = None
-        self.device: torch.device | None = None
+    def __init__(self, load: Callable[[], dict[str, torch.Tensor]], names: list[str] | None):
+        """`names`: those that will come; None: the load tells."""
+        self._load, self._names = load, names
+        self._lock = threading.Lock()
+        self._tensors: dict[str, torch.Tensor] | None = None
+        #: What the load did, in whichever thread.
+        self.report: Report | None = None
 
-    def _landed(self) -> dict[str, _Landed]:
-        if self._entries is None:
-            tensors = self._load()
-            self.device = next((tensor.device for tensor in tensors.values()), None)
-            self._entries = {name: _Landed(tensor) for name, tensor in tensors.items()}
-        return self._entries
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that were not taken yet, complete."""
+        with self._lock:
+            if self._tensors is None:
+                self._tensors = self._load()
+                self.report = last_report()
+        return self._tensors
+
+    def _known(self) -> list[str]:
+        if self._names is None:
+            self._names = list(self.tensors())
+        return self._names
 
     def __getitem__(self, name: str) -> _Landed:
-        return self._landed()[name]
+        return _Landed(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._landed())
+        return iter(self._known())
 
     def __len__(self) -> int:
-        return len(self._landed())
+        return len(self._known())
 
 
 def _refuse(kwargs: dict[str, Any]) -> None:
@@ -135,14 +158,48 @@ def _refuse(kwargs: dict[str, Any]) -> None:
         kwargs.pop(name, None)
 
 
+def _place(device: Any, device_map: Any) -> Any:
+    """The one device of the model, from either of the two arguments; the host where none is given.
+
+    A device_map is simple where it names one device for all: a device, {"": device}, or a word by
+    which transformers spreads a model where there is one GPU at most to spread it over.
+    """
+    if device_map is None:
+        return "cpu" if device is None else device
+    found = device_map
+    if isinstance(device_map, Mapping):
+        places = set(map(str, device_map.values()))
+        found = next(iter(device_map.values()), None) if len(places) == 1 else None
+    elif device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        found = _only_gpu()
+    elif device_map == "cuda":          # transformers means the GPU of the process
+        found = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}"
+    if found is None or str(found) in ("disk", "meta"):
+        raise ValueError(f"device_map={shown(str(device_map))}: penstock.from_pretrained() loads "
+                         "the whole model to one device, such as \"cuda:0\" or {\"\": 0}. To "
+                         f"spread or offload a model {_PATCH}")
+    if device is not None and device_name(device) != device_name(found):
+        raise ValueError(f"device={shown(str(device))} and device_map={shown(str(device_map))} are "
+                         "different places: give one of them")
+    return found
+
+
+def _only_gpu() -> str | None:
+    """The GPU, where there is one; the host, where there is none; None, where there are several."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return "cpu" if not count else "cuda:0" if count == 1 else None
+
+
 def _refuse_quantised(settings: Mapping[str, Any], name: str) -> None:
     found = settings.get("quantization_config")
     if not found or isinstance(found, (str, int, float, list)):     # transformers stumbles over it
         return
     method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
     raise ValueError(f"{shown(name)} is quantised ({shown(str(method))}): "
-                     "penstock.from_pretrained() does not build quantised models. Load it with "
-                     "transformers, or take its tensors as they are with penstock.load_model()")
+                     f"penstock.from_pretrained() does not build quantised models: {_PATCH}, "
+                     "or take its tensors as they are with penstock.load_model()")
 
 
 def _refuse_adapter(folder: str, name: str) -> None:
@@ -420,13 +477,17 @@ class _Load:
     def __init__(self, source: str, device: Any, arena: bool | None, tensors: dict[str, str],
                  converts: bool, options: dict[str, Any]) -> None:
         """`converts`: some tensors are not of the dtype that the model will have."""
-        self.source, self.device, self.arena, self.options = source, device, arena, options
+        self.source, self.arena, self.options = source, arena, options
+        #: By the engine's name: "cuda" means another GPU to each thread.
+        self.device = device_name(device)
         self.converts = converts
         #: Tensors look into the mapped files, so none has memory that could be given back.
-        self.maps = device_name(device) == "host" and arena is None and not options["copy"] \
+        self.maps = self.device == "host" and arena is None and not options["copy"] \
             and options["cache"] != "drop"
         self.merges = any(_EXPERTS.search(name) for name in tensors)
-        self.job = None
+        self._tensors = tensors
+        self.job: Prefetch | None = None
+        self._cancelled = False
 
     def begin(self) -> None:
         """Let the bytes travel, where run() can join: with default settings, into one arena or
@@ -439,10 +500,21 @@ class _Load:
 
             self.job = prefetch(self.source, self.device, cache=self.options["cache"])
 
+    def names(self) -> list[str] | None:
+        """What will come, where run() may be called by any thread; None: it may not, or nobody
+        knows. Who waits in another thread than the main one cannot be interrupted, only
+        cancelled."""
+        return list(self._tensors) if self.job is not None and self._tensors else None
+
     def run(self, cls: Any, config: Any, dtype: Any) -> dict[str, torch.Tensor]:
         """The tensors, in the one dtype that the model has, if it has one."""
         from penstock._load import load_model
 
+        if self.job is not None and not self.maps:
+            with suppress(OSError):     # which the load meets again, and tells
+                self.job.wait()
+        if self._cancelled:
+            raise RuntimeError("nobody waits for the weights any more")
         common = _common_dtype(cls, config, dtype) if self.converts else None
         alone = (self.merges or self.converts and common is None) and not self.maps
         return load_model(self.source, self.device, dtype=common,
@@ -450,8 +522,55 @@ class _Load:
 
     def cancel(self) -> None:
         """Nobody will want the tensors."""
+        self._cancelled = True
         if self.job is not None:
             self.job.cancel()
+
+
+def _no_filling() -> Any:
+    """A block in which tensors without bytes are not filled with random numbers, which torch takes
+    its time for. Those that have bytes are: the weights that a checkpoint lacks."""
+    import torch
+    from torch.nn import init
+
+    fills = {getattr(init, name) for name in ("uniform_", "normal_", "trunc_normal_", "constant_",
+                                              "ones_", "zeros_", "xavier_uniform_",
+                                              "xavier_normal_", "kaiming_uniform_",
+                                              "kaiming_normal_")}
+
+    class NoFilling(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            tensor = args[0] if args else kwargs.get("tensor")
+            if function in fills and tensor.is_meta:
+                return tensor
+            return function(*args, **kwargs)
+
+    return NoFilling()
+
+
+class _NoSearchForGarbage:
+    """A block, of several threads at once maybe, in which Python looks for no garbage."""
+
+    _lock = Lock()
+    _inside = 0
+    _enabled = False
+
+    def __enter__(self) -> None:
+        kind = type(self)
+        with kind._lock:
+            if not kind._inside:
+                kind._enabled = gc.isenabled()
+                gc.disable()
+            kind._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        kind = type(self)
+        with kind._lock:
+            kind._inside -= 1
+            if not kind._inside and kind._enabled:
+                gc.enable()
 
 
 def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
@@ -470,23 +589,27 @@ def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
     cls, config = _concrete(cls, config, folder, trust)
     wants_info = kwargs.pop("output_loading_info", False)
     ignore = kwargs.pop("ignore_mismatched_sizes", False)
-    weights = _Weights(lambda: load.run(cls, config, dtype))
+    weights = _Weights(lambda: load.run(cls, config, dtype), load.names())
     # A default device of the caller's would be taken for a device_map.
     host = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
-    with host:
+    with host, _no_filling():
         model, info = cls.from_pretrained(None, config=config, state_dict=weights, dtype=dtype,
                                           ignore_mismatched_sizes=True, output_loading_info=True,
                                           **kwargs)
     _check_shapes(info, ignore)
-    if weights.device is not None and weights.device.type != "cpu":
-        model.to(weights.device)
+    if weights.report is None:
+        load.cancel()                   # the model has none of these names
+    else:
+        _report.keep_other(weights.report)
+    if load.device != "host":
+        model.to(load.device)
         if load.converts or load.merges:
             torch.cuda.empty_cache()    # what the tensors that were used up leave behind
     _sign(model, name, folder, kwargs.get("generation_config") is None, trust)
     return (model, info) if wants_info else model
 
 
-def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
+def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_map: Any = None,
                     dtype: torch.dtype | str | None = None, auto_class: Any = None,
                     copy: bool = False, arena: bool | None = None,
                     transfer: str | int = "auto", memory_limit: int | None = None,
@@ -500,7 +623,9 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
 
     path: a folder with config.json and safetensors weights, or a model of the hub that is in the
         local cache (it is not downloaded).
-    device: one device: "cpu", "cuda", "cuda:1", a number, a torch.device.
+    device: one device: "cpu" (the default), "cuda", "cuda:1", a number, a torch.device.
+    device_map: the same, as transformers has it: a device, {"": device}, or "auto" where there is
+        one GPU at most.
     dtype: as transformers has it: "auto" (what the configuration says, also the default), a torch
         dtype or its name. Conversion happens on the device.
     auto_class: what to build, if not AutoModelForCausalLM: an Auto class or a model class of
@@ -515,10 +640,12 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
         transformers' own; transformers.utils.logging.disable_progress_bar() turns it off.
     kwargs: what transformers' from_pretrained takes: config, attn_implementation,
         trust_remote_code, ignore_mismatched_sizes, output_loading_info, generation_config,
-        key_mapping, variant, subfolder, attributes of the configuration, and so on. device_map,
-        quantisation and offloading are refused.
+        key_mapping, variant, subfolder, attributes of the configuration, and so on.
+        Quantisation, offloading and several devices are refused: transformers' own from_pretrained
+        does that, and loads through Penstock too under patch().
     """
     _refuse(kwargs)
+    device = _place(device, device_map)
     name = os.fsdecode(path)
     folder = _folder(name, kwargs)
     config = kwargs.get("config")
@@ -530,13 +657,15 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     dtype = dtype if dtype is not None else other if other is not None else "auto"
 
     tensors = _tensors(weights)
-    load = _Load(_source(folder, weights), "cpu" if device is None else device, arena, tensors,
+    load = _Load(_source(folder, weights), device, arena, tensors,
                  _converts(tensors, dtype, settings),
                  {"copy": copy, "transfer": transfer, "memory_limit": memory_limit,
                   "cache": cache, "progress": progress})
     load.begin()
     try:
-        return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)
+        cls = _model_class(auto_class)
+        with _NoSearchForGarbage():
+            return _build(name, folder, cls, dtype, load, kwargs)
     except BaseException as error:
         load.cancel()
         if isinstance(error, (AttributeError, IndexError, TypeError)):

@@ -17,8 +17,8 @@ import penstock
 from support import environment, python
 
 EXPECTED = ["Error", "load_file", "load_model", "stream", "safe_open", "save_file",
-            "from_pretrained", "prefetch", "Prefetch", "File", "fromfile", "tofile", "last_report",
-            "Report", "Array"]
+            "from_pretrained", "patch", "unpatch", "Patch", "prefetch", "Prefetch", "File",
+            "fromfile", "tofile", "last_report", "Report", "Array"]
 PUBLIC = sorted(name for name in getattr(penstock, "__all__", []) if not name.startswith("__"))
 
 

@@ -5,6 +5,7 @@ The models are tiny and random, one of each kind that loads in its own way: tied
 base-model prefix, experts that are merged, computed buffers, weights kept in float32, an encoder.
 """
 import copy
+import gc
 import io
 import json
 import logging
@@ -14,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +26,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import penstock
 import penstock._load
+from penstock._device import device_name
 from support import outcome
 from safetensors.torch import load_file, save_file
 
@@ -76,7 +80,7 @@ def make(folder, family, options, head=None, dtype=torch.bfloat16, **saving):
 def theirs(folder, device="cpu", auto_class=LM, **options):
     """What transformers itself loads."""
     if device != "cpu":
-        options["device_map"] = device
+        options.setdefault("device_map", device)
     return getattr(transformers, auto_class).from_pretrained(folder, **options)
 
 
@@ -495,6 +499,43 @@ def test_subfolder(tmp_path, models):
 
 # ------------------------------------------------------------------------------------ arguments --
 
+@pytest.mark.parametrize("form", [lambda device: device, lambda device: {"": device},
+                                  lambda device: torch.device(device),
+                                  lambda device: {"model": device, "lm_head": device},
+                                  lambda device: "auto" if torch.cuda.device_count() < 2 else device
+                                  ], ids=["name", "dict", "torch", "parts", "auto"])
+def test_device_map(models, loads, form, device):
+    if device == "cpu" and form(device) == "auto" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    mine = penstock.from_pretrained(models("qwen2"), device_map=form(device))
+    reference = theirs(models("qwen2"), device, device_map=form(device))
+    assert_same_model(mine, reference)
+    assert not hasattr(mine, "hf_device_map") and not hasattr(reference, "hf_device_map")
+    assert {each.device for each in mine.parameters()} == {torch.device(device)}
+
+
+def test_device_map_that_says_what_device_says(models, loads, device):
+    penstock.from_pretrained(models("qwen2"), device, device_map={"": device})
+    assert [load["device"] for load in loads] == [device_name(device)]
+
+
+@pytest.mark.parametrize("count, word, place", [(0, "auto", "cpu"), (1, "auto", "cuda:0"),
+                                                (1, "sequential", "cuda:0"), (1, "cuda", "cuda:1"),
+                                                (1, 0, 0), (2, "cuda:3", "cuda:3")])
+def test_words_of_a_device_map(monkeypatch, count, word, place):
+    from penstock._transformers import _place
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert _place(None, word) == place
+
+
+def test_a_model_is_not_spread_over_several_gpus(models, monkeypatch, loads):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device_map=auto.*one device.*penstock.patch\(\)"):
+        penstock.from_pretrained(models("qwen2"), device_map="auto")
+    assert not loads
+
+
 def test_attention(models, device):
     mine = penstock.from_pretrained(models("qwen2"), device, attn_implementation="eager")
     assert mine.config._attn_implementation == "eager"
@@ -532,15 +573,17 @@ def test_transfer_arguments_reach_the_load(models, loads):
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"device_map": "auto"}, "device_map=: use device="),
-    ({"device_map": {"": 0}}, "device_map=: use device="),
-    ({"device_map": 0}, "device_map=: use device="),
-    ({"load_in_8bit": True}, "load_in_8bit=: quantised"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=: quantised"),
+    ({"device_map": {"model": 0, "lm_head": "cpu"}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": {"": "disk"}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": {}}, r"one device.*penstock.patch\(\)"),
+    ({"device_map": "everywhere"}, "no device of this name"),
+    ({"device_map": "cuda:1", "device": "cpu"}, "different places"),
+    ({"load_in_8bit": True}, r"load_in_8bit=: for a quantised model .*penstock.patch\(\)"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config=: for a quantised"),
     ({"state_dict": {}}, "state_dict=: the weights come from the folder"),
     ({"gguf_file": "x.gguf"}, "gguf_file=: only safetensors"),
     ({"max_memory": {0: "1GB"}}, "max_memory=: the whole model goes to one device"),
-    ({"tp_plan": "auto"}, "tp_plan=: load_model"),
+    ({"tp_plan": "auto"}, r"tp_plan=: for tensor parallelism .*penstock.patch\(\)"),
     ({"use_safetensors": False}, "use_safetensors=False"),
 ])
 def test_refused(models, options, words, loads):
@@ -561,7 +604,7 @@ def test_quantised_checkpoint(tmp_path, models, loads):
     settings = json.loads((folder / "config.json").read_text())
     settings["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="quantised .gptq.*load_model"):
+    with pytest.raises(ValueError, match=r"quantised .gptq.*penstock.patch\(\).*load_model"):
         penstock.from_pretrained(folder)
     assert not loads
 
@@ -587,7 +630,7 @@ def test_a_folder_is_a_folder_whatever_it_is_called(tmp_path, monkeypatch, model
 def test_no_device_is_the_host(models, loads):
     model = penstock.from_pretrained(models("qwen2"), None)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert loads[-1]["device"] == "cpu"
+    assert loads[-1]["device"] == "host"
 
 
 ODD = [None, 3, 2.5, True, False, "odd", "", [], [1], ["odd"], {}, {"odd": 1}]
@@ -756,6 +799,109 @@ def test_bytes_travel_first(models, loads, prefetches):
     assert [(each.path, each.device) for each in prefetches] \
         == [(loads[0]["path"], loads[0]["device"])]
     assert not prefetches[0].cancelled
+
+
+def test_names_are_sorted_out_while_the_bytes_travel(models, loads, monkeypatch):
+    """The weights are waited for when the first is put into its place, and not before."""
+    from transformers import core_model_loading
+
+    seen = []
+    rename, load = core_model_loading.rename_source_key, penstock._load.load_model
+    monkeypatch.setattr(core_model_loading, "rename_source_key",
+                        lambda *args, **options: seen.append("name") or rename(*args, **options))
+    monkeypatch.setattr(penstock._load, "load_model",
+                        lambda *args, **options: seen.append("load") or load(*args, **options))
+    mine = penstock.from_pretrained(models("qwen2"))
+    assert seen[0] == "name" and seen.count("load") == 1
+    assert_same_model(mine, theirs(models("qwen2")))
+
+
+def test_a_prefetch_into_memory_is_waited_for(models, monkeypatch):
+    waited = []
+    wait = penstock.Prefetch.wait
+    monkeypatch.setattr(penstock.Prefetch, "wait", lambda self: waited.append(1) or wait(self))
+    mine = penstock.from_pretrained(models("qwen2"), arena=True)
+    assert len(waited) == 1
+    assert_same_model(mine, theirs(models("qwen2")))
+
+
+def test_who_waits_for_the_bytes_stops_when_nobody_wants_them(models, loads):
+    """It is a thread of transformers', which Ctrl-C does not reach."""
+    from penstock._transformers import _Load
+
+    class Slow(Watched):
+        begun, over = threading.Event(), threading.Event()
+
+        def wait(self):
+            self.begun.set()
+            assert self.over.wait(30)
+
+        def cancel(self):
+            self.over.set()
+
+    load = _Load(models("qwen2"), "cpu", True, {"a": "F32"}, False,
+                 {"copy": False, "transfer": "auto", "memory_limit": None})
+    load.job = Slow(models("qwen2"), "cpu")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(load.run, None, None, None)
+        assert Slow.begun.wait(30)
+        load.cancel()
+        with pytest.raises(RuntimeError, match="nobody waits"):
+            waiting.result(30)
+    assert not loads
+
+
+def test_a_checkpoint_of_nothing_but_strangers(altered):
+    """No weight is wanted, so none is loaded; the rest is as transformers has it."""
+    folder = altered(lambda tensors: tensors.clear() or tensors.update(odd=torch.zeros(3)))
+    _, info = penstock.from_pretrained(folder, output_loading_info=True)
+    assert info["unexpected_keys"] == {"odd"}
+    assert not penstock._prefetch._begun
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_search_for_garbage_while_a_model_is_built(models, monkeypatch, enabled):
+    seen = []
+    load = penstock._load.load_model
+    monkeypatch.setattr(penstock._load, "load_model",
+                        lambda *args, **options: seen.append(gc.isenabled())
+                        or load(*args, **options))
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        penstock.from_pretrained(models("qwen2"))
+        assert gc.isenabled() == enabled
+        with pytest.raises(ValueError):
+            penstock.from_pretrained(models("qwen2"), auto_class="AutoModelForSpeechSeq2Seq")
+        assert gc.isenabled() == enabled and seen == [False]
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_several_builds_at_once_look_for_garbage_when_the_last_is_through():
+    from penstock._transformers import _NoSearchForGarbage
+
+    assert gc.isenabled()
+    first, second = _NoSearchForGarbage(), _NoSearchForGarbage()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not gc.isenabled()
+    second.__exit__()
+    assert gc.isenabled()
+
+
+def test_tensors_without_bytes_are_not_filled(models, monkeypatch):
+    """And those that the checkpoint lacks are, as transformers does it."""
+    filled = []
+    fill = torch.Tensor.uniform_
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, *args, **options: filled.append(
+        self.is_meta) or fill(self, *args, **options))
+    theirs(models("qwen2"))
+    assert True in filled
+    filled.clear()
+    penstock.from_pretrained(models("qwen2"))
+    assert True not in filled
 
 
 def test_no_prefetch_that_the_load_could_not_join(models, prefetches):
