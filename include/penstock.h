@@ -583,15 +583,15 @@ struct pen_torch_record {
 #define PEN_TORCH_PACKED 1u
 
 struct pen_torch_tensor {
-	const char *name;		/* keys and indices on the way to it: "model.layers.0.weight" */
+	const char *name;		/* keys and indices on the way to it: "model.layers.0.w" */
 	size_t name_length;		/* it may hold a NUL, and has one after its end */
 	const char *type;		/* torch's name of its dtype, "float32", "quint8" */
 	int dtype;			/* enum pen_dtype, or -1 where safetensors has no such */
-	uint32_t item_bytes;		/* of one element */
+	uint32_t item_bits;		/* of one element */
 	uint32_t rank;
 	const uint64_t *shape;		/* `rank` numbers, in elements */
 	const uint64_t *stride;		/* likewise */
-	uint64_t bytes;			/* elements times item_bytes */
+	uint64_t bytes;			/* of all elements, as if they lay side by side */
 	uint64_t offset;		/* of its first element in the file */
 	size_t record;			/* its storage, index into pen_torch_records() */
 	uint64_t reserved[4];
@@ -660,7 +660,7 @@ int pen_torch_verifiable(const struct pen_torch *file);
  * the first byte of the chunk that is wrong. `checked` may be NULL; it is filled in either case.
  * Call it after a job that failed, too; then its result means nothing.
  */
-int pen_torch_check_new(const struct pen_torch *file, struct pen_torch_check **check,
+int pen_torch_check_new(struct pen_torch *file, struct pen_torch_check **check,
 			struct pen_error *err);
 const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check);
 int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked *checked,
