@@ -562,7 +562,7 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
  * job. With a check in its options the bytes are verified as they pass:
  *
  *	pen_torch_open("state.pt", &file, &err);
- *	pen_torch_check_new(file, &check, &err);
+ *	pen_torch_check_new(file, &options, &check, &err);
  *	options.digests = pen_torch_check_digests(check);
  *	options.digest_count = 1;
  *	pen_transfer(PEN_READ, gpu, extents, count, &options, &report, &err);
@@ -654,14 +654,14 @@ enum pen_torch_by {
 int pen_torch_verifiable(const struct pen_torch *file);
 
 /*
- * Verify what one job reads of the file: what pen_torch_check_digests() gives, one struct, goes
- * into the job's options. After pen_job_wait() pen_torch_check_end() compares and releases
+ * Verify what one job with these options (NULL is allowed) reads of the file: what
+ * pen_torch_check_digests() gives, one struct, goes into the job's options. After pen_job_wait() pen_torch_check_end() compares and releases
  * the check. A mismatch is -EILSEQ, and the words name the file, the storage or a tensor in it, and
  * the first byte of the chunk that is wrong. `checked` may be NULL; it is filled in either case.
  * Call it after a job that failed, too; then its result means nothing.
  */
-int pen_torch_check_new(struct pen_torch *file, struct pen_torch_check **check,
-			struct pen_error *err);
+int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
+			struct pen_torch_check **check, struct pen_error *err);
 const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check);
 int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked *checked,
 			struct pen_error *err);
