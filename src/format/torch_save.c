@@ -290,6 +290,8 @@ static size_t put_extents(const struct layout *layout, bool fill, struct pen_ext
 		.object = save->object, .memory = save->front, .length = save->front_length,
 		.device = save->host, .group = save->storage_count ? storages[0].group : 0,
 	};
+	/* Front and last page are cut off, too: in a chunk that ends elsewhere they were unseen. */
+	torch_digests_cut(&save->digests, 0, save->front_length);
 	for (size_t i = 0; i <= save->storage_count; i++) {
 		const struct zip_entry *entry = &save->entries[save->small_count + i];
 		bool last = i == save->storage_count;
@@ -301,8 +303,10 @@ static size_t put_extents(const struct layout *layout, bool fill, struct pen_ext
 				.flags = PEN_FILL,
 				.group = save->storage_count ? storages[last ? i - 1 : i].group : 0,
 			};
-		if (last)
+		if (last) {
+			torch_digests_cut(&save->digests, at, end - at);
 			break;
+		}
 		extents[count++] = (struct pen_extent){
 			.object = save->object, .offset = entry->offset,
 			.memory = (void *)storages[i].memory, .length = storages[i].bytes,
@@ -324,7 +328,7 @@ static int start_job(const struct layout *layout, struct pen_device *device,
 	int rc;
 
 	if (!extents || torch_digests_init(&save->digests, save->object, save->table.chunk,
-					   save->tail_start, 2 * save->storage_count)) {
+					   save->tail_start, 2 * save->storage_count + 4)) {
 		free(extents);
 		return no_memory(layout->path, layout->err);
 	}
