@@ -655,10 +655,11 @@ int pen_torch_verifiable(const struct pen_torch *file);
 
 /*
  * Verify what one job with these options (NULL is allowed) reads of the file: what
- * pen_torch_check_digests() gives, one struct, goes into the job's options. After pen_job_wait() pen_torch_check_end() compares and releases
- * the check. A mismatch is -EILSEQ, and the words name the file, the storage or a tensor in it, and
- * the first byte of the chunk that is wrong. `checked` may be NULL; it is filled in either case.
- * Call it after a job that failed, too; then its result means nothing.
+ * pen_torch_check_digests() gives, one struct, goes into the job's options. After pen_job_wait()
+ * pen_torch_check_end() compares and releases the check. A mismatch is -EILSEQ, and the words name
+ * the file, the storage or a tensor in it, and the first byte of the chunk that is wrong. `checked`
+ * may be NULL; it is filled in either case. Call it after a job that failed, too; then its result
+ * means nothing.
  */
 int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
 			struct pen_torch_check **check, struct pen_error *err);

@@ -98,7 +98,7 @@ static int check_digests(const struct pen_options *options, struct pen_error *er
 		}
 		if (!cuts_right(digests))
 			return error_set(err, -EINVAL, "digest", name, -1,
-					 "its cuts do not ascend, or are where a chunk ends anyway");
+					 "its cuts do not ascend, or are at ends of chunks anyway");
 	}
 	return 0;
 }

@@ -929,7 +929,8 @@ static void describe(struct machine *machine, uint32_t index)
 		tensor.dtype = find_dtype(machine, item(machine, arguments, 6), false);
 	if (machine->rc || node(machine, storage)->kind != STORAGE ||
 	    !is_text(machine, item(machine, id, 0), "storage") || key->kind != TEXT ||
-	    !tensor.dtype || offset->kind != NUMBER || offset->number < 0 || tensor.rank > RANK_MAX ||
+	    !tensor.dtype || offset->kind != NUMBER || offset->number < 0 ||
+	    tensor.rank > RANK_MAX ||
 	    !take_numbers(machine, shape, tensor.rank) ||
 	    !take_numbers(machine, item(machine, arguments, 3), tensor.rank)) {
 		machine->at = tensor.at;

@@ -80,7 +80,7 @@ static int read_end64(const char *name, const unsigned char *tail, size_t length
 	end->count = zip_get(large + 32, 8);
 	end->length = zip_get(large + 40, 8);
 	end->directory = zip_get(large + 48, 8);
-	if (zip_get(large + 16, 4) || zip_get(large + 20, 4) || zip_get(large + 24, 8) != end->count ||
+	if (zip_get(large + 16, 8) || zip_get(large + 24, 8) != end->count ||
 	    (zip_get(small + 10, 2) != ALL_16 && zip_get(small + 10, 2) != end->count) ||
 	    (zip_get(small + 12, 4) != ALL_32 && zip_get(small + 12, 4) != end->length) ||
 	    (zip_get(small + 16, 4) != ALL_32 && zip_get(small + 16, 4) != end->directory))
@@ -378,7 +378,7 @@ static unsigned char *put_common(unsigned char *to, const struct zip_entry *entr
 	to = zip_put(to, 45, 2);	/* the version that knows zip64 */
 	to = zip_put(to, FLAG_UTF8, 2);
 	to = zip_put(to, 0, 2);
-	to = zip_put(to, 0x00210000, 4);	/* the first day that zip knows: same bytes, same file */
+	to = zip_put(to, 0x00210000, 4);	/* the first day that zip knows */
 	to = zip_put(to, entry->crc32, 4);
 	to = zip_put(to, at_most(entry->bytes, ALL_32), 4);
 	to = zip_put(to, at_most(entry->bytes, ALL_32), 4);

@@ -363,6 +363,75 @@ TEST(a_small_record_is_verified_when_it_is_read)
 	pen_torch_close(file);
 }
 
+/* ------------------------------------------------------------------------------- tensors -- */
+
+/* A pickle of one tensor: `shape` and `stride` are tuples of two numbers each. */
+#define TENSOR(key, offset, shape, stride)                                                     \
+	"ctorch._utils\n_rebuild_tensor_v2\n((U\7storagectorch\nFloatStorage\nU\1" key         \
+	"U\3cpuK\12tQ" offset shape "\x86" stride "\x86\x89}tR."
+#define NUMBERS(a, b) "K" a "K" b
+#define HUGE_NUMBER "\x8a\10\xff\xff\xff\xff\xff\xff\xff\x7f"
+
+/* What is said of the tensors of a file with this pickle and one storage of 100 bytes. */
+static int tensors_of(const char *pickle, size_t length, struct pen_torch_tensor *first)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = pickle, .length = length };
+	struct pen_torch_storage storage = { .memory = bytes, .bytes = 100 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	const struct pen_torch_tensor *tensors;
+	struct pen_torch_save *started;
+	struct pen_torch *file;
+	size_t count;
+	int rc;
+
+	content.parts = &part;
+	content.part_count = 1;
+	content.storages = &storage;
+	content.storage_count = 1;
+	OK(pen_torch_save_start(scratch("t.pt"), NULL, &content, NULL, &started, &kit_err));
+	OK(pen_torch_save_wait(started, NULL, &kit_err));
+	OK(pen_torch_open(scratch("t.pt"), &file, &kit_err));
+	rc = pen_torch_tensors(file, &tensors, &count, &kit_err);
+	CHECK_EQ(count, rc ? 0 : 1);
+	if (!rc)
+		*first = tensors[0];
+	CHECK(rc || pen_torch_find(file, "data/0")->offset + 4 == first->offset ||
+	      !first->bytes);
+	pen_torch_close(file);
+	return rc;
+}
+
+#define TENSORS_OF(text) tensors_of(text, sizeof(text) - 1, &tensor)
+
+TEST(tensors_lie_in_their_storages_or_are_refused)
+{
+	struct pen_torch_tensor tensor;
+
+	OK(TENSORS_OF(TENSOR("0", "K\1", NUMBERS("\2", "\3"), NUMBERS("\3", "\1"))));
+	CHECK_EQ(tensor.rank, 2);
+	CHECK_EQ(tensor.bytes, 24);
+	CHECK_EQ(tensor.item_bits, 32);
+	CHECK_EQ(tensor.dtype, PEN_F32);
+	/* The last element is the storage's last: 1 + 1 * 22 + 1 * 1 is number 24 of 25. */
+	OK(TENSORS_OF(TENSOR("0", "K\1", NUMBERS("\2", "\2"), NUMBERS("\26", "\1"))));
+	REFUSED(-EBADMSG,
+		TENSORS_OF(TENSOR("0", "K\1", NUMBERS("\2", "\2"), NUMBERS("\30", "\1"))));
+	CHECK(strstr(kit_err.message, "leaves its storage") != NULL);
+	/* No element, no byte: the offset does not matter. */
+	OK(TENSORS_OF(TENSOR("0", "K\177", NUMBERS("\0", "\2"), NUMBERS("\2", "\1"))));
+	CHECK_EQ(tensor.bytes, 0);
+	REFUSED(-EBADMSG,
+		TENSORS_OF(TENSOR("1", "K\1", NUMBERS("\1", "\1"), NUMBERS("\1", "\1"))));
+	CHECK(strstr(kit_err.message, "not in the file") != NULL);
+	REFUSED(-EBADMSG, TENSORS_OF(TENSOR("0", "K\1", HUGE_NUMBER HUGE_NUMBER,
+					    NUMBERS("\0", "\0"))));
+	CHECK(strstr(kit_err.message, "64 bits") != NULL);
+	REFUSED(-EBADMSG, TENSORS_OF(TENSOR("0", "K\1", NUMBERS("\3", "\3"),
+					    HUGE_NUMBER HUGE_NUMBER)));
+	REFUSED(-EBADMSG, TENSORS_OF(TENSOR("0", HUGE_NUMBER, NUMBERS("\3", "\3"),
+					    NUMBERS("\3", "\1"))));
+}
+
 /* ------------------------------------------------------------------------------- failing -- */
 
 TEST(the_old_file_stays_until_the_new_one_is_whole)
