@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * penstock inspect: what a model has in it - files, tensors, metadata - and what is wrong with it.
- * Only headers are read.
+ * Only headers are read. A file of torch's has its own listing (inspect_torch.c).
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "inspect_torch.h"
 #include "keys.h"
 #include "model.h"
 #include "report.h"
@@ -260,6 +261,8 @@ static int run_inspect(int argc, char **argv)
 			report_error(&err, set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
+	if (!argv[1] && inspect_is_torch(argv[0]))
+		return inspect_torch(argv[0], &set.keys, set.json);
 	list.path = model_label(argv, label);
 	rc = model_open(argv, &list.model, &err);
 	if (!rc)
@@ -286,8 +289,9 @@ const struct command command_inspect = {
 	.more_operands = true,
 	.summary = "list the tensors and the metadata of a model",
 	.description = "List the tensors of MODEL - a safetensors file, a folder of them, an "
-		       "index, or several files - with their places, its files and its metadata, "
-		       "and say what is wrong with a broken one. Only headers are read.",
+		       "index, several files, or a file as torch.save writes it - with their "
+		       "places, its files and its metadata, and say what is wrong with a broken "
+		       "one. Only headers are read, and nothing is unpickled.",
 	.options = inspect_options,
 	.run = run_inspect,
 };
