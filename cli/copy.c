@@ -477,6 +477,8 @@ static int run(struct copy *copy, struct pen_error *err)
 		rc = interrupt_signal() ? -ECANCELED : run_once(copy, i, err);
 	if (!rc && copy->set.verify)
 		rc = check_result(copy, err);
+	if (!rc)
+		rc = warming_finish(&copy->report.warming, &copy->now->read, &copy->progress);
 	return rc;
 }
 

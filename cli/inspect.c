@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "commands.h"
 #include "keys.h"
+#include "model.h"
 #include "report.h"
 
 #define ALIGNMENT_MOST 4096	/* more is of no use to anybody */
@@ -250,6 +251,7 @@ static int run_inspect(int argc, char **argv)
 {
 	struct settings set = { .json = false };
 	struct listing list = { .path = NULL };
+	char label[MODEL_LABEL_MAX];
 	struct pen_error err;
 	int rc = options_parse(&command_inspect, argc, argv, &set, &err);
 
@@ -258,8 +260,8 @@ static int run_inspect(int argc, char **argv)
 			report_error(&err, set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
-	list.path = argv[0];
-	rc = pen_model_open(list.path, &list.model, &err);
+	list.path = model_label(argv, label);
+	rc = model_open(argv, &list.model, &err);
 	if (!rc)
 		rc = keys_select(&set.keys, list.model, list.path, &list.tensors, &list.count,
 				 &err);
@@ -281,10 +283,11 @@ const struct command command_inspect = {
 	.name = "inspect",
 	.operands = "MODEL",
 	.operand_count = 1,
+	.more_operands = true,
 	.summary = "list the tensors and the metadata of a model",
-	.description = "List the tensors of MODEL - a safetensors file, a folder of them, or an "
-		       "index - with their places, its files and its metadata, and say what is "
-		       "wrong with a broken one. Only headers are read.",
+	.description = "List the tensors of MODEL - a safetensors file, a folder of them, an "
+		       "index, or several files - with their places, its files and its metadata, "
+		       "and say what is wrong with a broken one. Only headers are read.",
 	.options = inspect_options,
 	.run = run_inspect,
 };

@@ -22,6 +22,7 @@
 #include "evict.h"
 #include "interrupt.h"
 #include "keys.h"
+#include "model.h"
 #include "progress.h"
 #include "report.h"
 #include "runs.h"
@@ -62,7 +63,9 @@ static const struct option_entry load_options[] = {
 
 struct load {
 	struct settings set;
-	const char *path;
+	char *const *paths;			/* ends with NULL */
+	const char *path;			/* what to call them */
+	char label[MODEL_LABEL_MAX];
 	struct pen_device *device;
 	char why[DEVICE_REASON_MAX];		/* it is the host, where nobody asked for that */
 	struct pen_model *model;
@@ -79,6 +82,7 @@ struct load {
 	uint64_t kept;				/* most that --drop-cache could not evict */
 	char (*hashes)[HASH_TEXT_SIZE];
 	struct ceiling ceiling;
+	struct warming warming;
 	struct progress progress;
 };
 
@@ -126,7 +130,7 @@ static int open_all(struct load *load, struct pen_error *err)
 	 * had, the model is what the user has to do with. */
 	struct pen_error no_device;
 	int without = device_open(load->set.device, false, &load->device, load->why, &no_device);
-	int rc = pen_model_open(load->path, &load->model, err);
+	int rc = model_open(load->paths, &load->model, err);
 
 	if (!rc && without) {
 		*err = no_device;
@@ -185,10 +189,14 @@ static void free_memory(struct load *load)
 static int load_once(struct load *load, struct pen_report *report, struct pen_error *err)
 {
 	struct pen_options options = load->set.engine;
+	bool last = report == &load->runs[load->set.repeat - 1];
 	struct pen_job *job;
 	uint64_t anonymous;
 	int rc;
 
+	/* What comes after a load comes after the last: the next would be in its way. */
+	if (!last && options.cache == PEN_CACHE_AFTER)
+		options.cache = PEN_CACHE_AUTO;
 	if (load->set.drop_cache) {
 		rc = drop_cache(load, err);
 		if (rc)
@@ -380,6 +388,7 @@ static void print_json(const struct load *load)
 		json_object_set_new(object, "device_reason", report_text(load->why));
 	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
 							  run->path_count, false));
+	report_cache_json(object, &load->warming);
 	json_object_set_new(object, "open_seconds", report_real(load->open_seconds));
 	json_object_set_new(object, "runs", runs_json(load->runs, load->set.repeat));
 	json_object_set_new(object, "ceiling", ceiling_json(load));
@@ -461,6 +470,7 @@ static void print_text(const struct load *load)
 		putchar('\n');
 	}
 	report_paths_text(load->median, NULL, load->median);
+	report_cache_text(&load->warming);
 	print_ceiling(load);
 	print_memory(load);
 	runs_print(load->runs, load->set.repeat);
@@ -478,6 +488,9 @@ static int run(struct load *load, struct pen_error *err)
 	rc = open_all(load, err);
 	if (!rc)
 		rc = load_all(load, err);
+	if (!rc)
+		rc = warming_finish(&load->warming, &load->runs[load->set.repeat - 1],
+				    &load->progress);
 	if (!rc && load->set.hash)
 		rc = hash_all(load, err);
 	if (!rc && !load->set.no_ceiling)
@@ -525,7 +538,8 @@ static int run_load(int argc, char **argv)
 			report_error(&err, load.set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
-	load.path = argv[0];
+	load.paths = argv;
+	load.path = model_label(argv, load.label);
 	interrupt_init();
 	progress_init(&load.progress, !load.set.quiet);
 	rc = run(&load, &err);
@@ -546,10 +560,11 @@ const struct command command_load = {
 	.name = "load",
 	.operands = "MODEL",
 	.operand_count = 1,
+	.more_operands = true,
 	.summary = "load the tensors of a model into the memory of a GPU",
-	.description = "Load all tensors of MODEL - a safetensors file, a folder of them, or an "
-		       "index - into the memory of a device, and say how fast that was, how fast "
-		       "it could be here, which paths the bytes took and why.",
+	.description = "Load all tensors of MODEL - a safetensors file, a folder of them, an "
+		       "index, or several files - into the memory of a device, and say how fast "
+		       "that was, how fast it could be here, which paths the bytes took and why.",
 	.options = load_options,
 	.run = run_load,
 };

@@ -10,7 +10,7 @@
 
 #define HELP_WIDTH 80
 
-const char *const options_cache[] = { "auto", "keep", "drop", NULL };
+const char *const options_cache[] = { "auto", "keep", "after", "drop", "off", NULL };
 
 static bool takes_value(const struct option_entry *option)
 {
@@ -74,7 +74,7 @@ static const char *value_name(const struct option_entry *option, char *text, siz
 {
 	size_t used = 0;
 
-	if (option->kind != OPTION_CHOICE)
+	if (!option->choices)
 		return option->argument ? option->argument : "";
 	for (size_t i = 0; option->choices[i] && used < size; i++)
 		used += (size_t)snprintf(text + used, size - used, "%s%s", i ? "|" : "",
@@ -124,7 +124,8 @@ static void print_option(const struct option_entry *option)
 
 static void print_help(const struct command *command)
 {
-	printf("Usage: penstock %s [OPTIONS] %s\n\n", command->name, command->operands);
+	printf("Usage: penstock %s [OPTIONS] %s%s\n\n", command->name, command->operands,
+	       command->more_operands ? "..." : "");
 	print_wrapped(command->description, 0, 0);
 	printf("\nOptions:\n");
 	for (const struct option_entry *option = command->options; option->name; option++)
@@ -151,6 +152,7 @@ static int wrong_value(const struct option_entry *option, const char *shown, con
 
 	switch (option->kind) {
 	case OPTION_CHOICE:
+	case OPTION_CACHE:
 		return error_set(err, -EINVAL, "use", shown, -1, "'%s' is not one of %s", text,
 				 value_name(option, list, sizeof(list)));
 	case OPTION_NUMBER:
@@ -196,6 +198,17 @@ static int store_device(const char **field, const char *shown, const char *text,
 	return -EINVAL;
 }
 
+/* By a word, or by what the environment says where there is none. */
+static int store_cache(int *field, const char *text, struct pen_error *err)
+{
+	int rc = pen_cache_parse(text, field, err);
+
+	/* A command ends when it is done, and nothing goes on in the background. */
+	if (!rc && *field == PEN_CACHE_AFTER_UNASKED)
+		*field = PEN_CACHE_AUTO;
+	return rc;
+}
+
 /* `shown` is the option as the user wrote it. */
 static int store(const struct option_entry *option, const char *shown, const char *text,
 		 void *settings, struct pen_error *err)
@@ -223,6 +236,8 @@ static int store(const struct option_entry *option, const char *shown, const cha
 			error_hint(err, "%s", cause.hint);
 		}
 		return rc;
+	case OPTION_CACHE:
+		return store_cache(field, text, &cause) ? wrong_value(option, shown, text, err) : 0;
 	case OPTION_CHOICE:
 		for (int i = 0; option->choices[i]; i++) {
 			if (!strcmp(text, option->choices[i])) {
@@ -253,6 +268,7 @@ struct parser {
 	int next, argc;		/* the argument to look at next, of how many */
 	char **argv;
 	bool help, table;	/* asked for */
+	bool cache;		/* said what to leave in the page cache */
 	struct pen_error *err;
 };
 
@@ -279,7 +295,20 @@ static int apply(struct parser *parser, const struct option_entry *option, const
 		}
 		value = parser->argv[parser->next++];
 	}
+	parser->cache |= option->kind == OPTION_CACHE;
 	return store(option, shown, value, parser->settings, parser->err);
+}
+
+/* What was not said may be said by the environment. */
+static int apply_environment(struct parser *parser)
+{
+	const struct option_entry *option = parser->command->options;
+
+	while (option->name && option->kind != OPTION_CACHE)
+		option++;
+	if (!option->name || parser->cache)
+		return 0;
+	return store_cache((int *)((char *)parser->settings + option->where), NULL, parser->err);
 }
 
 static int unknown(struct parser *parser, const char *shown, const char *near)
@@ -381,9 +410,13 @@ int options_parse(const struct command *command, int argc, char **argv, void *se
 		print_help(command);
 	if (parser.table || parser.help)
 		return 1;
+	if (!first)
+		first = apply_environment(&parser);
 	if (first)
 		return first;
-	if (operands != command->operand_count) {
+	argv[operands] = NULL;
+	if (operands < command->operand_count ||
+	    (operands > command->operand_count && !command->more_operands)) {
 		wrong_count(command, operands, err);
 		error_hint(err, "See 'penstock %s --help'", command->name);
 		return -EINVAL;

@@ -6,6 +6,7 @@
  * Parsing, error messages, --help and the list that the man pages are checked against all come
  * from that entry, so they cannot disagree. A command is its table plus a function.
  */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "penstock.h"
@@ -17,6 +18,7 @@ enum option_kind {
 	OPTION_NUMBER,		/* uint32_t */
 	OPTION_CHOICE,		/* one of `choices`; int, its index */
 	OPTION_TRANSFER,	/* what pen_transfer_parse() takes; int */
+	OPTION_CACHE,		/* what pen_cache_parse() takes, with `choices` for help; int */
 	OPTION_DEVICE,		/* "cuda:N", "host" or "cpu"; const char *, as the engine has it */
 	OPTION_TEXT,		/* const char * */
 	OPTION_LIST,		/* a text, as often as wanted; struct option_list */
@@ -68,9 +70,11 @@ struct option_list {
 	{ "request-size", 0, OPTION_SIZE, "SIZE", \
 	  .where = offsetof(struct settings, engine.request_size), .min = 4096, .max = 1 << 30, \
 	  .help = "Bytes of one request; otherwise found while running" }, \
-	{ "cache", 0, OPTION_CHOICE, .choices = options_cache, \
+	{ "cache", 0, OPTION_CACHE, .choices = options_cache, \
 	  .where = offsetof(struct settings, engine.cache), \
-	  .help = "What to leave in the page cache: as the path has it, everything, nothing" }, \
+	  .help = "What to leave in the page cache: everything (keep), everything but read a " \
+		  "second time afterwards, which is waited for (after), nothing (drop), or what " \
+		  "the path leaves (auto, off)" }, \
 	{ "inject", 0, OPTION_TEXT, "SPEC", .where = offsetof(struct settings, engine.inject), \
 	  .help = "Make requests fail, for tests: fail:3:EIO, short:1, delay:5%:50ms, corrupt:2" }
 #define GPU_MAX 255	/* the highest N of cuda:N; the engine's own limit */
@@ -83,6 +87,7 @@ struct command {
 	const char *operands;		/* as help shows them: "SRC DST" */
 	int operand_count;
 	const char *const *operand_choices;	/* what they can be; NULL: names of files */
+	bool more_operands;		/* the last one may be given more than once */
 	const char *summary;		/* one line in the list of commands */
 	const char *description;	/* above the options in --help */
 	const struct option_entry *options;
@@ -90,9 +95,10 @@ struct command {
 };
 
 /*
- * Store the options of `argv` in `settings` and move the operands to its front. Returns 0, 1 where
- * help was asked for and has been printed, or -EINVAL. The arguments after a wrong one are still
- * looked at, so that --json says how to tell the error wherever it stands.
+ * Store the options of `argv`, which ends with NULL as main()'s does, in `settings`, and move the
+ * operands to its front, with NULL after the last. Returns 0, 1 where help was asked for and has
+ * been printed, or -EINVAL. The arguments after a wrong one are still looked at, so that --json
+ * says how to tell the error wherever it stands.
  */
 int options_parse(const struct command *command, int argc, char **argv, void *settings,
 		  struct pen_error *err);

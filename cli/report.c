@@ -56,6 +56,9 @@ void report_add(struct pen_report *sum, const struct pen_report *job)
 	sum->request_size = job->request_size;
 	sum->depth = job->depth;
 	memcpy(sum->device, job->device, sizeof(sum->device));
+	sum->warming_bytes += job->warming_bytes;
+	if (job->cache_reason[0])
+		memcpy(sum->cache_reason, job->cache_reason, sizeof(sum->cache_reason));
 	for (uint32_t i = 0; i < job->path_count; i++)
 		report_add_path(sum->paths, &sum->path_count, &job->paths[i]);
 	for (uint32_t i = 0; i < job->refused_count; i++)
@@ -195,6 +198,17 @@ void report_job_json(json_t *object, const struct pen_report *all)
 					 true));
 }
 
+void report_cache_json(json_t *object, const struct warming *warming)
+{
+	json_object_set_new(object, "cache_reason", report_text(warming->reason));
+	if (!(warming->seconds > 0))
+		return;
+	json_object_set_new(object, "warmed_bytes", report_number(warming->brought));
+	json_object_set_new(object, "warming_seconds", report_real(warming->seconds));
+	json_object_set_new(object, "not_warmed_bytes", report_number(warming->given_up));
+	json_object_set_new(object, "not_warmed_reason", report_text(warming->why_not));
+}
+
 static void copy_json(const struct report_copy *copy, const struct pen_report *all)
 {
 	const struct pen_report *read = &copy->run->read, *write = &copy->run->write;
@@ -209,6 +223,7 @@ static void copy_json(const struct report_copy *copy, const struct pen_report *a
 	json_object_set_new(object, "commit_seconds", report_real(copy->run->commit_seconds));
 	report_job_json(object, all);
 	json_object_set_new(object, "paths", paths);
+	report_cache_json(object, &copy->warming);
 	json_object_set_new(object, "runs", runs_json(copy->runs, copy->count));
 	if (copy->dropped)
 		json_object_set_new(object, "not_evicted_bytes", report_number(copy->kept));
@@ -373,10 +388,30 @@ void report_paths_text(const struct pen_report *read, const struct pen_report *w
 	}
 }
 
+void report_cache_text(const struct warming *warming)
+{
+	char bytes[REPORT_BYTES_MAX], seconds[REPORT_BYTES_MAX];
+
+	if (!warming->reason[0])
+		return;
+	if (!(warming->seconds > 0)) {
+		printf("  cache: %s\n", warming->reason);
+		return;
+	}
+	printf("  cache: %s brought into the page cache in %s afterwards",
+	       report_bytes(warming->brought, bytes, sizeof(bytes)),
+	       report_seconds(warming->seconds, seconds, sizeof(seconds)));
+	if (warming->given_up)
+		printf("; %s were not: %s", report_bytes(warming->given_up, bytes, sizeof(bytes)),
+		       warming->why_not);
+	putchar('\n');
+}
+
 static void copy_text(const struct report_copy *copy, const struct pen_report *all)
 {
 	report_job_text(all, copy->run->open_seconds);
 	report_paths_text(&copy->run->read, &copy->run->write, all);
+	report_cache_text(&copy->warming);
 	runs_print(copy->runs, copy->count);
 	evict_print_kept(copy->kept);
 	if (copy->verified)

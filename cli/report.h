@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include "base/hash.h"
 #include "penstock.h"
+#include "warming.h"
 
 /* One run of a copy. `read` and `write` are each the sum of their jobs; all zero where none ran. */
 struct report {
@@ -27,7 +28,8 @@ struct report_copy {
 	uint32_t count;
 	bool dropped;			/* the page cache, before each */
 	uint64_t kept;			/* of it, most that stayed */
-	bool verified;			/* after the last */
+	struct warming warming;		/* after the last */
+	bool verified;
 	char hash[HASH_TEXT_SIZE];
 };
 
@@ -52,6 +54,10 @@ void report_job_json(json_t *object, const struct pen_report *all);
 void report_job_text(const struct pen_report *all, double open_seconds);
 void report_paths_text(const struct pen_report *read, const struct pen_report *write,
 		       const struct pen_report *all);
+
+/* What became of bytes that were read around the page cache; nothing where there were none. */
+void report_cache_json(json_t *object, const struct warming *warming);
+void report_cache_text(const struct warming *warming);
 
 /* What is odd about a model: a list, or a line each. */
 json_t *report_warnings(const struct pen_model *model);

@@ -273,11 +273,27 @@ enum pen_transfer_type {
 	PEN_MAPPED,		/* page cache registered with the GPU, no copy by the CPU */
 };
 
-/* What a transfer leaves in the page cache. */
+/*
+ * What a transfer leaves in the page cache. The fastest way from a disk goes around it and leaves
+ * nothing behind, so the next read is as slow as the first. AFTER has both: the job takes the
+ * fastest way, and once it has ended a background thread of the process reads the same bytes into
+ * the page cache; see pen_warming_poll(). It gives way to whoever else uses the disk (a disk that
+ * never rests is read a little now and then), ends where memory gets short, and delays neither
+ * other jobs nor the end of the process: what is unread then stays cold. Writes leave what their
+ * path leaves, unless KEEP or DROP say otherwise.
+ *
+ * AFTER_UNASKED is the same for programs whose users did not ask for it: it is done only where it
+ * hurts nobody, that is, where the bytes fit into half of the memory that is available (limits of
+ * control groups counted) and lie on disks of this machine, while those have nothing else to do.
+ * The report says whether it is done.
+ * People's word for it is "auto"; see pen_cache_parse().
+ */
 enum pen_cache {
 	PEN_CACHE_AUTO,		/* as the path has it: direct reads leave nothing behind */
 	PEN_CACHE_KEEP,		/* everything read or written is in the page cache afterwards */
 	PEN_CACHE_DROP,		/* nothing of the objects is in the page cache when the job ends */
+	PEN_CACHE_AFTER,	/* everything read will be in the page cache some time later */
+	PEN_CACHE_AFTER_UNASKED,	/* the same where memory is plentiful; else as AUTO */
 };
 
 struct pen_options {
@@ -386,6 +402,9 @@ struct pen_report {
 	uint64_t digested_bytes;	/* of the objects in options.digests: in chunks that have a
 					   digest now ... */
 	uint64_t unverified_bytes;	/* ... and bytes that were moved without */
+	uint64_t warming_bytes;		/* that will be brought into the page cache from now on */
+	char cache_reason[PEN_REASON_MAX];	/* what becomes of bytes that were read around the
+						   page cache, and why; "": there were none */
 };
 
 #define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)
@@ -474,6 +493,27 @@ int pen_transfer(enum pen_mode direction, struct pen_device *device,
 		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
 		 struct pen_report *report, struct pen_error *err);
 
+/* ------------------------------------------------------------------------- the page cache -- */
+
+/* What the background thread of PEN_CACHE_AFTER does, for all jobs of the process together. */
+struct pen_warming {
+	size_t size;			/* sizeof(struct pen_warming) */
+	uint64_t left;			/* bytes that it has yet to look at; 0: it is idle */
+	uint64_t brought;		/* bytes that it has read into the page cache so far */
+	uint64_t given_up;		/* bytes that it will not bring in ... */
+	char reason[PEN_REASON_MAX];	/* ... and why not, of the last; "": there are none */
+};
+
+#define PEN_WARMING_INIT PEN_SIZED_INIT(pen_warming)
+
+void pen_warming_poll(struct pen_warming *warming);
+
+/* Wait until nothing is left, but not longer than `seconds`; 0, or -ETIMEDOUT. */
+int pen_warming_wait(double seconds);
+
+/* Give up what is left. Returns at once; the thread ends with the few MiB that it is at. */
+void pen_warming_stop(void);
+
 /* ---------------------------------------------------------------------------------- models -- */
 
 /* The kinds of numbers that safetensors knows, by its own names; see pen_dtype_name(). */
@@ -508,7 +548,8 @@ struct pen_metadata {
 
 struct pen_model_file {
 	const char *path;		/* as it can be opened */
-	const char *name;		/* as the index has it: the path without the folder */
+	const char *name;		/* as the index has it: the path without the folder; as
+					   given to pen_model_open_files() */
 	uint64_t size;
 	uint64_t data;			/* where the header ends and the tensors begin */
 	size_t metadata_count;
@@ -531,6 +572,13 @@ struct pen_model;
  * A damaged file is refused with words that say what is wrong and where (PEN_DOMAIN_FORMAT).
  */
 int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err);
+
+/*
+ * The same for .safetensors files that the caller lists: one model of all their tensors, the files
+ * in the order of the list and named as in it. A tensor that two of them have is an error.
+ */
+int pen_model_open_files(const char *const *paths, size_t count, struct pen_model **model,
+			 struct pen_error *err);
 
 /* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
 void pen_model_close(struct pen_model *model);
@@ -619,6 +667,13 @@ int pen_transfer_number(int type);
 
 /* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
+
+/*
+ * From people's words: "auto" is PEN_CACHE_AFTER_UNASKED, "keep", "after" and "drop" are what they
+ * say, "off" is PEN_CACHE_AUTO. NULL, where they said nothing, is what the environment variable
+ * PENSTOCK_CACHE says, and "auto" where it is not set or empty. -EINVAL with the list in the error.
+ */
+int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
 
 /* The paths there are, 0, 1, 2 ...: what reports call them and, in `what` (NULL is allowed), what
  * they are. NULL after the last. */

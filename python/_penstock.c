@@ -500,11 +500,12 @@ static PyType_Slot object_slots[] = {
 
 /* ------------------------------------------------------------------------------------ Job -- */
 
-/* Options that every call takes: transfer, memory_limit, stream. */
+/* Options that every call takes: transfer, memory_limit, stream, cache. */
 static bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
-			 PyObject *stream)
+			 PyObject *stream, int cache)
 {
 	options->transfer = transfer;
+	options->cache = cache;
 	if (memory_limit && memory_limit != Py_None)
 		options->memory_limit = PyLong_AsUnsignedLongLong(memory_limit);
 	if (stream && stream != Py_None)
@@ -589,7 +590,8 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 static PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
-		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N}",
+		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
+		"s:s}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -599,7 +601,8 @@ static PyObject *report_dict(const struct pen_report *report)
 		report->latency_us_p50, "latency_us_p95", report->latency_us_p95, "latency_us_p99",
 		report->latency_us_p99, "latency_us_max", report->latency_us_max, "paths",
 		paths(report->paths, report->path_count), "refused",
-		paths(report->refused, report->refused_count));
+		paths(report->refused, report->refused_count), "warming_bytes",
+		U64(report->warming_bytes), "cache_reason", report->cache_reason);
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -780,10 +783,10 @@ static bool read_extent(PyObject *item, struct pen_extent *extent)
 static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "direction", "device", "extents", "keeps", "transfer",
-				 "memory_limit", "stream", NULL };
+				 "memory_limit", "stream", "cache", NULL };
 	struct pen_options options = PEN_OPTIONS_INIT;
 	PyObject *list, *keeps, *memory_limit = NULL, *stream = NULL, *all;
-	int direction, transfer = PEN_AUTO, rc;
+	int direction, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_job *handle = NULL;
 	struct pen_extent *extents;
 	struct device *device;
@@ -792,10 +795,10 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct job *job;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!O!O|iOO", names, &direction,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!O!O|iOOi", names, &direction,
 					 device_type, &device, &PyList_Type, &list, &keeps,
-					 &transfer, &memory_limit, &stream) ||
-	    !read_options(&options, transfer, memory_limit, stream))
+					 &transfer, &memory_limit, &stream, &cache) ||
+	    !read_options(&options, transfer, memory_limit, stream, cache))
 		return NULL;
 	count = PyList_Size(list);
 	extents = PyMem_Calloc((size_t)(count ? count : 1), sizeof(extents[0]));
@@ -828,29 +831,66 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *kwargs)
 
 /* ---------------------------------------------------------------------------------- Model -- */
 
+/* The names of a tuple, or one name alone, as the system wants them: a tuple of bytes. */
+static PyObject *encode_names(PyObject *names)
+{
+	bool listed = PyTuple_Check(names);
+	Py_ssize_t count = listed ? PyTuple_Size(names) : 1;
+	PyObject *encoded = PyTuple_New(count);
+
+	for (Py_ssize_t i = 0; encoded && i < count; i++) {
+		PyObject *bytes;
+
+		if (PyUnicode_FSConverter(listed ? PyTuple_GetItem(names, i) : names, &bytes))
+			PyTuple_SetItem(encoded, i, bytes);
+		else
+			Py_CLEAR(encoded);
+	}
+	return encoded;
+}
+
+static struct model *open_model(PyTypeObject *type, PyObject *encoded, const char **paths,
+				bool listed)
+{
+	size_t count = (size_t)PyTuple_Size(encoded);
+	struct model *self = new_object(type, sizeof(*self));
+	struct pen_error err;
+	int rc;
+
+	if (!self)
+		return NULL;
+	for (size_t i = 0; i < count; i++)
+		paths[i] = PyBytes_AsString(PyTuple_GetItem(encoded, (Py_ssize_t)i));
+	Py_BEGIN_ALLOW_THREADS
+	rc = listed ? pen_model_open_files(paths, count, &self->handle, &err)
+		    : pen_model_open(paths[0], &self->handle, &err);
+	Py_END_ALLOW_THREADS
+	if (!rc)
+		return self;
+	Py_DECREF((PyObject *)self);
+	raise_error(&err);
+	return NULL;
+}
+
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", NULL };
-	struct pen_error err;
-	struct model *self;
-	PyObject *path;
-	int rc;
+	struct model *self = NULL;
+	PyObject *path, *encoded;
+	const char **paths;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&", names, PyUnicode_FSConverter, &path))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &path))
 		return NULL;
-	self = new_object(type, sizeof(*self));
-	if (!self) {
-		Py_DECREF(path);
+	encoded = encode_names(path);
+	if (!encoded)
 		return NULL;
-	}
-	Py_BEGIN_ALLOW_THREADS
-	rc = pen_model_open(PyBytes_AsString(path), &self->handle, &err);
-	Py_END_ALLOW_THREADS
-	Py_DECREF(path);
-	if (rc) {
-		Py_DECREF((PyObject *)self);
-		return raise_error(&err);
-	}
+	paths = calloc((size_t)PyTuple_Size(encoded) + 1, sizeof(paths[0]));
+	if (paths)
+		self = open_model(type, encoded, paths, PyTuple_Check(path));
+	else
+		PyErr_NoMemory();
+	free(paths);
+	Py_DECREF(encoded);
 	return (PyObject *)self;
 }
 
@@ -1071,7 +1111,8 @@ static PyMethodDef model_methods[] = {
 };
 
 static PyType_Slot model_slots[] = {
-	{ Py_tp_doc, "Model(path): the tensors of a safetensors file, a folder or an index." },
+	{ Py_tp_doc, "Model(path): the tensors of a safetensors file, a folder or an index, or\n"
+	  "of a tuple of files." },
 	{ Py_tp_new, model_new },
 	{ Py_tp_dealloc, model_dealloc },
 	{ Py_tp_methods, model_methods },
@@ -1145,21 +1186,21 @@ static struct pen_placement *place(struct selection *selection, PyObject *where)
 static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "device", "where", "keeps", "groups", "transfer", "memory_limit",
-				 "stream", NULL };
+				 "stream", "cache", NULL };
 	struct selection *selection = (struct selection *)self;
 	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *stream = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
-	int groups = 0, transfer = PEN_AUTO, rc;
+	int groups = 0, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_placement *placed;
 	struct pen_job *handle = NULL;
 	struct device *device;
 	struct pen_error err;
 	struct job *job;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOO", names, device_type, &device,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOOi", names, device_type, &device,
 					 &where, &keeps, &groups, &transfer, &memory_limit,
-					 &stream) ||
-	    !read_options(&options, transfer, memory_limit, stream))
+					 &stream, &cache) ||
+	    !read_options(&options, transfer, memory_limit, stream, cache))
 		return NULL;
 	placed = place(selection, where);
 	if (!placed)
@@ -1194,7 +1235,7 @@ static PyMethodDef selection_methods[] = {
 	{ "offsets", selection_offsets, METH_NOARGS, "[(offset, nbytes)] of the common layout." },
 	{ "load", (PyCFunction)(void (*)(void))selection_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, where=None, keeps=None, groups=False, transfer=0, memory_limit=None, "
-	  "stream=None) -> Job; where: None, an address or a list of addresses." },
+	  "stream=None, cache=0) -> Job; where: None, an address or a list of addresses." },
 	{ NULL },
 };
 
@@ -1240,13 +1281,14 @@ static PyObject *trim(PyObject *module, PyObject *unused)
 }
 
 /* Before the interpreter ends: memory that bytes land in is about to go. A job that another thread
- * waits for is that thread's. */
+ * waits for is that thread's. Nor shall the end wait for what is read into the page cache. */
 static PyObject *stop_all(PyObject *module, PyObject *unused)
 {
 	struct job *job = under_way;
 
 	(void)module;
 	(void)unused;
+	pen_warming_stop();
 	while (job) {
 		if (!job->handle || job->waiting) {
 			job = job->next;
@@ -1285,10 +1327,14 @@ static PyMethodDef functions[] = {
 	{ "map_file", map_file, METH_VARARGS,
 	  "map_file(device, fd, size) -> Memory; what is written to it never reaches the file." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
-	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
-	  "-> Job; an extent is (object, offset, address, length)." },
+	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
+	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
+	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
+	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
+	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },
+	{ "warming_stop", warming_stop, METH_NOARGS, "Give up what is left." },
 	{ NULL },
 };
 

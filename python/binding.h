@@ -73,6 +73,12 @@ PyObject *memory_read_ahead(PyObject *self, PyObject *args);
 PyObject *memory_reading(PyObject *self, PyObject *unused);
 PyObject *map_file(PyObject *module, PyObject *args);
 
+/* warming.c: functions of the module. */
+PyObject *cache_policy(PyObject *module, PyObject *word);
+PyObject *warming(PyObject *module, PyObject *unused);
+PyObject *warming_wait(PyObject *module, PyObject *argument);
+PyObject *warming_stop(PyObject *module, PyObject *unused);
+
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);
 

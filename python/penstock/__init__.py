@@ -20,13 +20,15 @@ from ._load import load_file, load_model, stream
 from ._penstock import Array
 from ._prefetch import Prefetch, prefetch
 from ._report import Path, Report, last_report
+from ._rules import TensorInfo
 from ._safe_open import safe_open
+from ._warming import Warming, warming
 
 __version__: str = _penstock.version
 
-__all__ = ["Array", "Error", "File", "Path", "Prefetch", "Report", "from_pretrained", "fromfile",
-           "last_report", "load_file", "load_model", "prefetch", "safe_open", "save_file", "stream",
-           "tofile", "trim"]
+__all__ = ["Array", "Error", "File", "Path", "Prefetch", "Report", "TensorInfo", "Warming",
+           "from_pretrained", "fromfile", "last_report", "load_file", "load_model", "prefetch",
+           "safe_open", "save_file", "stream", "tofile", "trim", "warming"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",

@@ -3,144 +3,16 @@
 from __future__ import annotations
 
 import errno
-import re
 import sys
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from . import _penstock
 from ._error import refuse, shown
-from ._names import file_name
-
-_GLOB = re.compile(r"[*?\[]")
-
-
-def _parts(glob: str) -> list[str]:
-    """The letters of a glob, its classes whole; stars side by side are one."""
-    parts, at = [], 0
-    while at < len(glob):
-        end = at + 1
-        if glob[at] == "[":
-            # As fnmatch has it: a bracket after [ or [! is none yet, and one never closed a letter.
-            first = at + 1 + glob.startswith("!", at + 1)
-            close = glob.find("]", first + glob.startswith("]", first))
-            end = close + 1 if close >= 0 else end
-        if glob[at] != "*" or parts[-1:] != ["*"]:
-            parts.append(glob[at:end])
-        at = end
-    return parts
-
-
-class _State(dict):
-    """Where all globs stand after the beginning of a name; what comes after each next letter."""
-
-    __slots__ = ("machine", "bits", "hit")
-
-    def __init__(self, machine: _Globs, bits: int, hit: int):
-        self.machine, self.bits, self.hit = machine, bits, hit
-
-    def __missing__(self, letter: str) -> _State:
-        machine = self.machine
-        bits = (self.bits & machine.movers(letter)) << 1 | self.bits & machine.stars
-        state = self[letter] = machine.state(bits)
-        return state
-
-
-class _Globs:
-    """Any number of globs that look at a name together, letter by letter.
-
-    Each part of each glob is a bit: it is set where all parts before it have matched the beginning
-    of the name. A letter moves bits up by one, stars keep theirs. Names begin alike, so states are
-    kept: most letters cost one lookup, however many globs there are. A glob that has come to a star
-    at its end has matched and is forgotten by the states that follow, which makes them few.
-    """
-
-    STATES = 4096
-
-    def __init__(self, globs: list[str]):
-        self.globs = globs
-        self.stars = self.ends = self.any = self.begins = self.last_stars = 0
-        self.letters: dict[str, int] = {}
-        self.classes: dict[str, int] = {}
-        bit = 1
-        for glob in globs:
-            self.begins |= bit
-            for part in _parts(glob):
-                self._add(part, bit)
-                bit <<= 1
-            self.ends |= bit
-            if glob.endswith("*"):
-                self.last_stars |= bit >> 1
-            bit <<= 1
-        self.moves: dict[str, int] = {}
-        self.states: dict[tuple[int, int], _State] = {}
-        self.start = self.state(self.begins)
-        self.matched = 0
-
-    def _add(self, part: str, bit: int) -> None:
-        if part == "*":
-            self.stars |= bit
-        elif part == "?":
-            self.any |= bit
-        else:
-            kind = self.classes if len(part) > 1 else self.letters
-            kind[part] = kind.get(part, 0) | bit
-
-    def movers(self, letter: str) -> int:
-        """The parts that match this letter."""
-        if letter not in self.moves:
-            from fnmatch import fnmatchcase
-
-            bits = self.any | self.letters.get(letter, 0)
-            for part, wanting in self.classes.items():
-                if fnmatchcase(letter, part):
-                    bits |= wanting
-            self.moves[letter] = bits
-        return self.moves[letter]
-
-    def state(self, bits: int) -> _State:
-        """The state with these bits, and those after stars, which match nothing as well."""
-        bits |= (bits & self.stars) << 1
-        last = bits & self.last_stars
-        bits &= ~(last | last << 1)
-        if (bits, last) not in self.states:
-            self.states[bits, last] = _State(self, bits, last << 1)
-        return self.states[bits, last]
-
-    def match(self, name: str) -> bool:
-        """Whether some glob matches; which ones do is remembered."""
-        if len(self.states) > self.STATES:
-            self.states.clear()
-            self.start = self.state(self.begins)
-        state = self.start
-        matched = state.hit
-        for letter in name:
-            state = state[letter]
-            if state.hit:
-                matched |= state.hit
-        matched |= state.bits & self.ends
-        self.matched |= matched
-        return matched != 0
-
-    def unused(self) -> list[str]:
-        """Globs that have matched nothing, in their order."""
-        ends, unused = self.ends, []
-        for glob in self.globs:
-            last = ends & -ends
-            if not self.matched & last:
-                unused.append(glob)
-            ends ^= last
-        return unused
-
-
-class Tensor:
-    """A tensor of a model as its file has it."""
-
-    __slots__ = ("index", "name", "dtype", "shape", "nbytes", "file", "offset")
-
-    def __init__(self, index: int, fields: tuple):
-        """From what the engine tells."""
-        self.index = index
-        self.name, self.dtype, self.shape, self.nbytes, self.file, self.offset = fields
+from ._globs import Globs, is_glob
+from ._names import model_name
+from ._rules import Rules, Tensor
 
 
 class Choice:
@@ -160,7 +32,7 @@ class Choice:
 
 def open_model(path) -> _penstock.Model:
     """The model; what is odd about it, but no error, becomes a warning."""
-    model = _penstock.Model(file_name(path))
+    model = _penstock.Model(model_name(path))
     for text in model.warnings():
         import warnings
 
@@ -201,7 +73,7 @@ def wanted(names, keys) -> list[str]:
                          "keys= is a glob, names and globs, or a function of the name")
         if pattern in names:
             found.add(pattern)
-        elif _GLOB.search(pattern):
+        elif is_glob(pattern):
             globs.append(pattern)
         else:
             raise no_tensor(names, pattern)
@@ -212,11 +84,27 @@ def wanted(names, keys) -> list[str]:
 
 def _matching(names, globs: list[str]) -> set[str]:
     """The names that some glob matches; each glob must match one."""
-    machine = _Globs(globs)
+    machine = Globs(globs)
     found = {name for name in names if machine.match(name)}
     for glob in machine.unused():
         raise no_tensor(names, glob)
     return found
+
+
+#: More names than twice this are not compared with a wrong one, which takes 0.1 ms for each.
+_COMPARED = 256
+
+
+def _near(names, name: str) -> list[str]:
+    """Names that may have been meant: all, or of very many those that begin or end most alike."""
+    if len(names) <= 2 * _COMPARED:
+        return list(names)
+    near = []
+    for turn in (1, -1):
+        ordered = sorted(each[::turn] for each in names)
+        at = bisect(ordered, name[::turn])
+        near += [each[::turn] for each in ordered[max(at - _COMPARED // 2, 0):][:_COMPARED]]
+    return list(dict.fromkeys(near))
 
 
 def no_tensor(names, name: str):
@@ -225,7 +113,7 @@ def no_tensor(names, name: str):
 
     if not isinstance(name, str):
         return TypeError(f"a tensor's name is a text, not {name!r}")
-    some = get_close_matches(name, names, 3, 0.5) or list(names)[:3]
+    some = get_close_matches(name, _near(names, name), 3, 0.5) or list(names)[:3]
     hint = f"There are for instance {', '.join(some)}" if some else "The model has no tensors"
     return refuse("find tensor", name, "the model has none of this name", hint, errno.ENOKEY)
 
@@ -300,29 +188,69 @@ def box(tensor: Tensor, index) -> Choice:
     return choice
 
 
-def choose(tensors: dict[str, Tensor], keys, slices, into) -> list[Choice]:
-    """What a load is asked for, in the order of files and offsets."""
-    if into is not None and not isinstance(into, Mapping):
-        raise refuse("use", "into", f"a {type(into).__name__} is no mapping of names to tensors")
-    if keys is None and into is not None:
-        keys = list(into)
-        for name in keys:
-            if name not in tensors:
-                raise no_tensor(tensors, name)
-    names = wanted(tensors, keys) if keys is not None else list(tensors)
-    for name in names if into is not None else ():
-        if name not in into:
-            raise refuse("load into", name, "into= has no tensor for it")
-    try:
-        slices = dict(slices or {})
-    except (TypeError, ValueError):
-        raise refuse("use", "slices", f"{slices!r} is no mapping of names to indices") from None
+#: No slice at all; None is an index that is refused.
+_WHOLE = object()
+
+
+def _unused(rules: Rules, tensors: dict[str, Tensor]):
+    """The error for what slices= says and nobody asked for; None where there is nothing."""
+    for name in rules.unused():
+        if name in tensors:
+            return refuse("slice", name, "keys= does not ask for this tensor")
+        if is_glob(name) and any(map(Globs([name]).match, tensors)):
+            return refuse("slice", name, "keys= does not ask for such tensors")
+        return no_tensor(tensors, name)
+    return None
+
+
+def choose(tensors: dict[str, Tensor], names: list[str], slices) -> list[Choice]:
+    """What a load is asked for, in the order of `names`."""
+    if slices is None:
+        return [Choice(tensors[name]) for name in names]
+    rules = Rules("slices", slices, "an index")
     choices = []
     for name in names:
-        tensor = tensors[name]
-        choices.append(box(tensor, slices.pop(name)) if name in slices else Choice(tensor))
-    for name in slices:
-        if name not in tensors:
-            raise no_tensor(tensors, name)
-        raise refuse("slice", name, "keys= does not ask for this tensor")
+        index = rules.of(tensors[name], _WHOLE)
+        choices.append(Choice(tensors[name]) if index is _WHOLE else box(tensors[name], index))
+    error = _unused(rules, tensors)
+    if error is not None:
+        raise error
     return choices
+
+
+def _new_name(tensors: dict[str, Tensor], rename) -> Callable[[str], Any]:
+    """What rename= means, as a function."""
+    if callable(rename):
+        return rename
+    if isinstance(rename, Mapping):
+        for name in rename:
+            if name not in tensors:
+                raise no_tensor(tensors, name)
+        return lambda name: rename.get(name, name)
+    if not (isinstance(rename, (tuple, list)) and len(rename) == 2
+            and all(isinstance(part, str) for part in rename)):
+        raise refuse("use", "rename", f"{rename!r} is neither a mapping of names nor a function",
+                     "To change what names begin with, give two texts: ('model.', '')")
+    old, new = rename
+    if not any(name.startswith(old) for name in tensors):
+        raise refuse("rename", old, "the name of no tensor begins with it",
+                     f"There are for instance {', '.join(list(tensors)[:3])}")
+    return lambda name: new + name[len(old):] if name.startswith(old) else name
+
+
+def renamed(tensors: dict[str, Tensor], rename) -> dict[str, Tensor]:
+    """The tensors by their new names; all that comes later knows these alone."""
+    if rename is None:
+        return tensors
+    new_name = _new_name(tensors, rename)
+    found: dict[str, Tensor] = {}
+    old: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        new = new_name(name)
+        if not isinstance(new, str):
+            raise refuse("rename", name, f"{new!r} is no name")
+        if new in found:
+            raise refuse("rename", name, f"it would be {new}, and so would {old[new]}",
+                         "Names must differ; give one of them another")
+        found[new], old[new] = tensor.named(new), name
+    return found

@@ -247,11 +247,13 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike, mode: str = "r", *, size: int = 0,
-                 transfer: str | int = "auto", memory_limit: int | None = None):
+                 transfer: str | int = "auto", memory_limit: int | None = None,
+                 cache: str = "off"):
         """Opens the file; a missing one is an error, except for "w".
 
         `size`, for "w", is how large the file will be: its space is reserved at once, so that a
-        full disk shows now. Writes beyond it are refused then.
+        full disk shows now. Writes beyond it are refused then. `cache` is as in load_model(), but
+        "off" unless it is asked for: bytes are often read once, and of files of any size.
         """
         if mode not in ("r", "w", "r+"):
             raise ValueError(f"mode is 'r', 'w' or 'r+', not {mode!r}; a new file can be read "
@@ -262,7 +264,7 @@ class File:
         self.path, self.mode = os.fspath(path), mode
         self._synthetic = is_synthetic(path)
         self._where = path if self._synthetic else file_name(path)
-        self._options = options(transfer, memory_limit)
+        self._options = options(transfer, memory_limit, cache)
         self._lock = Lock(self._inherited, threading.RLock)
         self._futures: list[Future] = []
         self._reader = self._writer = None
@@ -400,7 +402,7 @@ class File:
                 at = 0      # nothing to move, wherever that is
             job = _penstock.start(direction, open_device(region.device),
                                   [(handle, at, region.address + skip, count)], region,
-                                  self._options[0], self._options[1], region.stream)
+                                  *self._options[:2], region.stream, self._options[2])
             if writes:
                 self._end = max(self._end, at + count)
             future = Future(job, count, os.fsdecode(os.path.basename(self.path)), writes)
@@ -493,7 +495,7 @@ class File:
 
 def fromfile(path: str | os.PathLike, dtype: Any = float, count: int = -1, offset: int = 0, *,
              like: Any = None, device: Any = None, transfer: str | int = "auto",
-             memory_limit: int | None = None, progress: bool = False) -> Any:
+             memory_limit: int | None = None, cache: str = "off", progress: bool = False) -> Any:
     """A flat array of the file's bytes, as numpy.fromfile gives it, on the host or a GPU.
 
     ``like`` is "numpy" (also None), "cupy" or "torch", or an array of one of these; ``device`` is
@@ -504,7 +506,8 @@ def fromfile(path: str | os.PathLike, dtype: Any = float, count: int = -1, offse
     if at < 0:
         raise ValueError(f"offset {at} is negative")
     empty, itemsize = _maker(like, dtype, device)
-    with File(file_name(path), "r", transfer=transfer, memory_limit=memory_limit) as file:
+    with File(file_name(path), "r", transfer=transfer, memory_limit=memory_limit,
+              cache=cache) as file:
         left = max(file.nbytes() - at, 0)
         if count < 0:
             count = left // itemsize

@@ -16,10 +16,13 @@ Frameworks are imported when the first tensor is asked for, not before.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from . import _penstock
 from ._device import device_name, open_device
+from ._dtypes import dtype_index, known_dtype
 from ._error import Error, refuse
+from ._rules import Rules, Tensor
 
 DTYPES = [name for name, _ in _penstock.DTYPES]
 BITS = [bits for _, bits in _penstock.DTYPES]
@@ -265,31 +268,29 @@ class Torch(Dlpack):
         if str(tensor.device) not in (self.device, str(self.torch_device)):
             raise wrong(f"the tensor is on {tensor.device}, the load goes to {self.device}",
                         f"Load with device={str(tensor.device)!r}")
-        expected = self._packed(shape) if BITS[dtype] == 4 else tuple(shape)
-        if tuple(tensor.shape) != expected:
-            raise wrong(f"the tensor has shape {tuple(tensor.shape)}, the file {expected}")
-        if tensor.dtype != self.dtype(dtype):
-            kind = self._index_of(tensor.dtype)
-            convertible = is_floating(dtype) and kind is not None and is_floating(kind)
-            raise wrong(f"the tensor is {tensor.dtype}, the file has {DTYPES[dtype]}",
-                        f"Pass dtype={tensor.dtype} to have it converted" if convertible
-                        else f"Fill a new one of dtype={self.dtype(dtype)}, and convert that")
+        self.compare(name, tensor, dtype, shape)
         return tensor.data_ptr()
 
-    def _index_of(self, dtype) -> int | None:
-        name = str(dtype).removeprefix("torch.")
-        for ours, theirs in self._names.items():
-            if name in (theirs, ours):
-                return DTYPES.index(ours)
-        return None
+    def compare(self, name: str, tensor, dtype: int, shape) -> None:
+        """Is a tensor of the user's, wherever it is, of the kind that the file has?"""
+        expected = self._packed(shape) if BITS[dtype] == 4 else tuple(shape)
+        if tuple(tensor.shape) != expected:
+            raise refuse("load into", name, f"the tensor has shape {tuple(tensor.shape)}, the file "
+                         f"{expected}")
+        if tensor.dtype == self.dtype(dtype):
+            return
+        kind = dtype_index(tensor.dtype)
+        hint = f"Fill a new one of dtype={self.dtype(dtype)}, and convert that"
+        if is_floating(dtype) and kind is not None and is_floating(kind):
+            # A dtype for all does not mean tensors of 8 bits.
+            wish = tensor.dtype if BITS[dtype] > 8 else {name: tensor.dtype}
+            hint = f"Pass dtype={wish} to have it converted"
+        raise refuse("load into", name,
+                     f"the tensor is {tensor.dtype}, the file has {DTYPES[dtype]}", hint)
 
     def dtype_index(self, dtype) -> int:
         """From torch.float16, "float16" or "F16"."""
-        found = self._index_of(dtype)
-        if found is None:
-            raise refuse("convert to", str(dtype).removeprefix("torch."), "there is no such dtype",
-                         "Take torch.bfloat16 or so")
-        return found
+        return known_dtype(dtype)
 
     def span(self, tensor) -> tuple[int, int]:
         """Address and size of a tensor of the user's."""
@@ -388,13 +389,7 @@ class Numpy(Dlpack):
 
     def dtype_index(self, dtype) -> int:
         """From numpy.float16, "float16" or "F16"."""
-        names = {**self._plain, **self._extra}
-        if str(dtype) in names:
-            return DTYPES.index(str(dtype))
-        for ours, theirs in names.items():
-            if theirs in (str(dtype), getattr(dtype, "__name__", None)):
-                return DTYPES.index(ours)
-        raise refuse("convert to", str(dtype), "there is no such dtype")
+        return known_dtype(dtype)
 
     def convert(self, target, source) -> None:
         """Element by element."""
@@ -506,3 +501,41 @@ def adapter(framework: str, device) -> Dlpack:
         raise refuse("use framework", str(framework), "it is not known",
                      "Take 'pt', 'np', 'cupy', 'jax' or 'dlpack'")
     return kind(device)
+
+
+class Adapters:
+    """Where the tensors of a load go: all to one device, or each where a map of names says."""
+
+    def __init__(self, framework: str, device):
+        """`device` is one, or a mapping of names, parts of the model and globs to devices."""
+        self.framework = framework
+        self._made: dict[str, Dlpack] = {}
+        #: Is each tensor to be asked for?
+        self.mapped = isinstance(device, Mapping)
+        if not self.mapped:
+            self.only: Dlpack | None = self.at(device)
+            return
+        self._rules = Rules("device", {name: self.at(where) for name, where in device.items()},
+                            "devices", parts=True)
+        if not self._made:
+            raise refuse("use", "device", "the map is empty", 'Name a device for all: {"": "cpu"}')
+        self.only = next(iter(self._made.values())) if len(self._made) == 1 else None
+
+    def at(self, device) -> Dlpack:
+        """The one for a device."""
+        name = device_name(device)
+        if name not in self._made:
+            self._made[name] = adapter(self.framework, name)
+        return self._made[name]
+
+    def of(self, tensor: Tensor) -> Dlpack:
+        """The one for a tensor."""
+        found = self._rules.of(tensor) if self.mapped else self.only
+        if found is None:
+            raise refuse("place", tensor.name, "the map of devices says nothing of it",
+                         'Name a device for all others, as in {"": "cpu"}')
+        return found
+
+    def all(self) -> list[Dlpack]:
+        """Those that tensors may go to."""
+        return list(self._made.values())

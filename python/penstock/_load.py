@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Loading: choose tensors, lay them out, start a job, look at the memory.
 
-One load is one job of the engine, with two exceptions. ``stream`` cuts a model into groups, so that
-tensors that were used can go while others come; and tensors that are converted pass through
-a small buffer in the file's dtype, group by group.
+One load is one job of the engine, with three exceptions. ``stream`` cuts a model into groups, so
+that tensors that were used can go while others come; tensors that are converted pass through a
+small buffer in the file's dtype, group by group; and several devices come one after the other.
 
 On the host nothing has to move: unless a copy is asked for, tensors look into the mapped file
 (``_mapped.py``), and the engine loads the few that cannot.
@@ -14,15 +14,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _prefetch, _report
-from ._choose import Choice, choose, open_model, tensors_of
+from ._choose import Choice, choose, open_model, renamed, tensors_of, wanted
+from ._dtypes import Dtypes
 from ._error import refuse
-from ._frameworks import BITS, Dlpack, adapter, is_floating
+from ._frameworks import BITS, Adapters, Dlpack, is_floating
+from ._into import Into, resolve
 from ._mapped import Maps, Opened, fits, open_mapped, span
-from ._options import AUTO, MEMORY_LIMIT_LEAST, copies, options
+from ._names import model_name
+from ._options import AUTO, DROP, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
+from ._rules import TensorInfo
 
 #: Bytes of one group of tensors that are converted.
 _CONVERT_GROUP = 128 << 20
@@ -35,14 +39,15 @@ NOT_AS_THEY_LIE = ("in the file their bytes are not in one stretch, or not align
 class _Moves:
     """How the jobs of one call move, and what they report."""
 
-    def __init__(self, transfer, memory_limit: int | None, progress: bool):
+    def __init__(self, transfer, memory_limit: int | None, progress: bool,
+                 cache: str | None = None):
         """Refuses what makes no sense."""
-        self.transfer, self.memory_limit = options(transfer, memory_limit)
+        self.transfer, self.memory_limit, self.cache = options(transfer, memory_limit, cache)
         #: How many jobs may run at the same time and share the limit.
         self.together = 2 if self.memory_limit >= 2 * MEMORY_LIMIT_LEAST else 1
         self.progress = progress
-        #: Has the caller left the way to us?
-        self.plain = self.transfer == AUTO and memory_limit is None
+        #: Has the caller left the way to us? Pages that are mapped cannot be dropped.
+        self.plain = self.transfer == AUTO and memory_limit is None and self.cache != DROP
         self.reports: list[dict] = []
         self.refused: list[tuple] = []
         self.begin()
@@ -82,19 +87,33 @@ def _round_up(size: int) -> int:
 
 
 def _label(path) -> str:
+    if isinstance(path, tuple):
+        return f"{len(path)} files"
     return os.path.basename(os.path.normpath(os.fsdecode(path)))
 
 
-def _to_convert(choices: list[Choice], target: Dlpack, dtype, into) -> _Conversion:
+def _to_convert(choices: list[Choice], target: Dlpack, dtypes: Dtypes | None, into
+                ) -> _Conversion:
     """Which tensors are floating ones of another dtype than is wanted."""
-    if dtype is None:
-        return _Conversion(target, None, [], into)
-    wanted = target.dtype_index(dtype)
-    if not is_floating(wanted):
-        raise refuse("convert to", str(dtype), "floating tensors are converted to floating dtypes")
-    return _Conversion(target, wanted, [choice for choice in choices
-                                        if choice.tensor.dtype != wanted
-                                        and is_floating(choice.tensor.dtype)], into)
+    found: dict[str, int] = {}
+    known: dict[str, int] = {}
+
+    def index(dtype) -> int:
+        if str(dtype) not in known:
+            kind = known[str(dtype)] = target.dtype_index(dtype)
+            if not is_floating(kind):
+                raise refuse("convert to", str(dtype),
+                             "floating tensors are converted to floating dtypes")
+        return known[str(dtype)]
+
+    if dtypes is not None and dtypes.dtype is not None:
+        index(dtypes.dtype)     # refused even where no tensor is concerned
+    for choice in choices if dtypes is not None else ():
+        dtype = dtypes.of(choice.tensor)
+        if dtype is not None and is_floating(choice.tensor.dtype) \
+                and index(dtype) != choice.tensor.dtype:
+            found[choice.tensor.name] = index(dtype)
+    return _Conversion(target, found, choices, into)
 
 
 def _groups(choices: list[Choice], limit: int) -> list[list[Choice]]:
@@ -146,7 +165,7 @@ class _Group:
         """The job, one of `share` that run at the same time; it keeps the memory."""
         return self.selection.load(self.target.engine_device(), self.where,
                                    self.places or self.into, groups, moves.transfer,
-                                   moves.memory_limit // share, self.target.stream())
+                                   moves.memory_limit // share, self.target.stream(), moves.cache)
 
     def tensor(self, at: int) -> Any:
         """One of them."""
@@ -185,12 +204,17 @@ def _load_plain(model, choices: list[Choice], target: Dlpack, into, arena: bool,
 class _Conversion:
     """Where tensors go that come in another dtype than they shall have."""
 
-    def __init__(self, target: Dlpack, dtype: int | None, choices: list[Choice], into):
-        """`choices` are those that are concerned."""
-        self.target, self.dtype, self.into = target, dtype, into
-        self.names = {choice.tensor.name for choice in choices}
-        for choice in choices if into is not None else ():
-            target.address(choice.tensor.name, into[choice.tensor.name], dtype, choice.shape)
+    def __init__(self, target: Dlpack, dtypes: dict[str, int], choices: list[Choice], into):
+        """`dtypes` has those of `choices` that are concerned."""
+        self.target, self.names, self.into = target, dtypes, into
+        for choice in choices if into is not None and dtypes else ():
+            name = choice.tensor.name
+            if name in dtypes:
+                target.address(name, into[name], dtypes[name], choice.shape)
+
+    def dtype(self, choice: Choice) -> int:
+        """What the tensor will have."""
+        return self.names.get(choice.tensor.name, choice.tensor.dtype)
 
     def apply(self, choice: Choice, tensor: Any) -> Any:
         """The tensor, converted if it has to be."""
@@ -200,8 +224,9 @@ class _Conversion:
         if self.into is not None:
             result = self.into[name]
         else:
-            owner, _ = self.target.allocate(_round_up(_bytes(choice, self.dtype)))
-            result = self.target.view(owner, 0, self.dtype, choice.shape)
+            dtype = self.names[name]
+            owner, _ = self.target.allocate(_round_up(_bytes(choice, dtype)))
+            result = self.target.view(owner, 0, dtype, choice.shape)
         self.target.convert(result, tensor)
         return result
 
@@ -319,21 +344,105 @@ def load_choices(opened: Opened, choices: list[Choice], target: Dlpack, conversi
     return {choice.tensor.name: found[choice.tensor.name] for choice in choices}
 
 
-def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
-               keys: str | Iterable[str] | Callable[[str], bool] | None = None,
-               slices: Mapping[str, Any] | None = None, dtype: Any = None,
-               into: Mapping[str, Any] | None = None, copy: bool = False,
-               arena: bool | None = None, transfer: str | int = "auto",
-               memory_limit: int | None = None, progress: bool = False) -> dict[str, Any]:
-    """Load the tensors of a model: a safetensors file, a folder of shards, or an index file.
+class _Part(NamedTuple):
+    """Tensors of a load that go to one device, all of them into existing memory or none."""
 
-    ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device. ``framework`` says what the
-    tensors are: "pt" (torch), "np" (numpy), "cupy", "jax" or "dlpack" (penstock.Array).
+    opened: Opened
+    choices: list[Choice]
+    target: Dlpack
+    conversion: _Conversion
+    into: dict[str, Any] | None
+
+
+def _target(choice: Choice, adapters: Adapters, into: Into) -> Dlpack:
+    """A module's tensors are filled where they are, unless a GPU was named."""
+    target = adapters.of(choice.tensor)
+    if into.module is not None and target.name != "pt":
+        raise refuse("load into", type(into.module).__name__,
+                     f"a torch module cannot be filled with framework {target.name!r}")
+    tensor = into.tensors.get(choice.tensor.name)
+    if into.module is None or tensor is None or target.device != "host" \
+            or tensor.device.type not in ("cpu", "cuda"):
+        return target
+    return adapters.at(tensor.device)
+
+
+def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into, dtypes,
+           copied: Callable[[Dlpack], bool]) -> list[_Part]:
+    """The load, cut by where tensors go. Whatever does not fit is refused here, before anything is
+    read."""
+    found: dict[tuple[str, bool], list[Choice]] = {}
+    if into.module is None and not adapters.mapped or not choices:
+        found[adapters.all()[0].device, bool(into.tensors)] = choices   # most loads, and quickly
+    else:
+        for choice in choices:
+            place = _target(choice, adapters, into).device, choice.tensor.name in into.tensors
+            found.setdefault(place, []).append(choice)
+    parts = []
+    for (device, filled), some in found.items():
+        target = adapters.at(device)
+        fills = {c.tensor.name: into.tensors[c.tensor.name] for c in some} if filled else None
+        conversion = _to_convert(some, target, dtypes, fills)
+        _check(some, target, conversion, into)
+        looks = opened if not filled and not copied(target) else Opened(opened.model, None, "")
+        parts.append(_Part(looks, some, target, conversion, fills))
+    return parts
+
+
+def _check(choices: list[Choice], target: Dlpack, conversion: _Conversion, into: Into) -> None:
+    """Do they fit into what is to be filled, or replaced?"""
+    for choice in choices if into.tensors or into.replaced else ():
+        name, dtype = choice.tensor.name, conversion.dtype(choice)
+        if name in into.tensors:
+            target.address(name, into.tensors[name], dtype, choice.shape)
+        for place in into.replaced.get(name, ()):
+            target.compare(name, place.tensor, dtype, choice.shape)
+
+
+def _dtypes(dtype: Any, tensors: Mapping[str, Any]) -> Dtypes | None:
+    return None if dtype is None else Dtypes(dtype, tensors.values())
+
+
+def _drop_prefetched(path, adapters: Adapters) -> None:
+    for target in adapters.all():
+        _prefetch.drop(path, target.device)
+
+
+Model = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Keys = str | Iterable[str] | Callable[[str], bool] | None
+Slices = Mapping[str, Any] | Callable[[str, TensorInfo], Any] | None
+Rename = Mapping[str, str] | tuple[str, str] | Callable[[str], str] | None
+
+
+def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys: Keys = None,
+               slices: Slices = None, rename: Rename = None, dtype: Any = None, into: Any = None,
+               strict: bool = True, copy: bool = False, arena: bool | None = None,
+               transfer: str | int = "auto", memory_limit: int | None = None,
+               cache: str | None = None, progress: bool = False) -> dict[str, Any]:
+    """Load the tensors of a model: a safetensors file, a folder of shards, an index file, or a list
+    of files.
+
+    ``device`` is "cpu", "cuda", "cuda:N", a number or a torch.device; or a mapping of names, parts
+    of the model and globs to these, ``{"model.layers.0": 0, "*.norm.*": 1, "": "cpu"}``.
+    ``framework`` says what the tensors are: "pt" (torch), "np" (numpy), "cupy", "jax" or "dlpack"
+    (penstock.Array).
+
+    ``rename`` gives tensors other names, by which all further arguments and the result know them: a
+    mapping of old to new ones, a function of the old, or two texts, what names begin with and what
+    they shall begin with instead.
 
     ``keys`` (a glob, names and globs, or a function of the name) picks tensors. ``slices`` maps
-    names to what one would write in brackets, ``{"w": (slice(0, 512),)}``: only those bytes are
-    read. ``dtype`` converts floating tensors on the device. ``into`` maps names to existing tensors
-    that are filled in place; only these are loaded.
+    names and globs to what one would write in brackets, ``{"w": (slice(0, 512),)}``, or is a
+    function of the name and its TensorInfo that returns that or None: only those bytes are read.
+
+    ``dtype`` converts floating tensors on the device: a dtype of torch or numpy, or a word such as
+    "bf16". 8-bit weights and, in a model that has such or packed ones, their scales stay as they
+    are, unless ``dtype`` is a mapping as for ``device``, or a function as for ``slices``.
+
+    ``into`` is what exists already and is to be filled in place: a mapping of names to tensors, and
+    only these are loaded; or a torch module, whose parameters and persistent buffers are filled
+    where they are, those on the device meta being made on ``device``. ``strict`` is that of
+    load_state_dict(): names that only the module or only the files have are an error.
 
     On the host tensors look into the mapped file, as those of safetensors do: nothing is read
     before it is looked at, and what is written to a tensor never reaches the file. The file must
@@ -341,48 +450,75 @@ def load_model(path: str | os.PathLike, device: Any = "cpu", *, framework: str =
     into memory of their own, as do ``arena``, ``transfer`` and ``memory_limit`` where they are
     given.
 
-    With ``arena``, which is the default where bytes are read, all tensors of the call lie in one
-    allocation, which is freed when the last of them goes; ``arena=False`` gives each its own, as
-    have those that are converted.
+    With ``arena``, which is the default where bytes are read, all tensors of the call that go to
+    one device lie in one allocation, which is freed when the last of them goes; ``arena=False``
+    gives each its own, as have those that are converted.
 
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
-    most staging memory in bytes (128 MiB), ``progress`` shows a bar. What happened is in
-    ``last_report()``. Work queued on the current stream afterwards sees the bytes.
+    most staging memory in bytes (128 MiB), ``progress`` shows a bar. ``cache`` says what is left in
+    the page cache for the next load: "auto", "keep", "after", "drop" or "off"; see docs/python.md.
+    What happened is in ``last_report()``. Work queued on the current stream afterwards sees the
+    bytes.
     """
-    moves = _Moves(transfer, memory_limit, progress)
-    target = adapter(framework, device)
+    moves = _Moves(transfer, memory_limit, progress, cache)
+    adapters = Adapters(framework, device)
     moves.begin()
+    path = model_name(path)
     label = _label(path)
-    mapped = into is None and arena is None and maps_files(target, moves, copy)
-    plain = slices is None and into is None and dtype is None and arena is not False
-    ready = _prefetch.take(path, target.device)
-    if ready is not None and ready.maps is None and plain and moves.plain:
-        found = _join(ready, target, keys, moves, label)
-        if found is not None:
-            return found
-    opened = ready.opened() if ready is not None and mapped else None
-    if ready is not None:
-        ready.cancel()
-    opened = opened or open_files(path, mapped)
-    choices = choose(tensors_of(opened.model), keys, slices, into)
-    into = _resolve(into, choices)
-    conversion = _to_convert(choices, target, dtype, into)
-    found = load_choices(opened, choices, target, conversion, into, arena is not False, moves,
-                         label)
-    moves.keep_report(target.device)
-    return found
+
+    def copied(target: Dlpack) -> bool:
+        return arena is not None or not maps_files(target, moves, copy)
+
+    opened = None
+    if adapters.only is None:
+        _drop_prefetched(path, adapters)
+    else:
+        plain = slices is None and into is None and dtype is None and arena is not False
+        ready = _prefetch.take(path, adapters.only.device)
+        same = ready is not None and (cache is None or ready.cache == moves.cache)
+        if same and ready.maps is None and plain and moves.plain:
+            found = _join(ready, adapters, keys, rename, moves, label)
+            if found is not None:
+                return found
+        if ready is not None:
+            opened = None if copied(adapters.only) else ready.opened()
+            ready.cancel()
+    opened = opened or _open(path, adapters, into, copied)
+    tensors = renamed(tensors_of(opened.model), rename)
+    into = resolve(into, tensors, keys, strict)
+    choices = choose(tensors, into.names, slices)
+    parts = _parts(opened, choices, adapters, into, _dtypes(dtype, tensors), copied)
+    loaded: dict[str, Any] = {}
+    for part in parts:
+        loaded.update(load_choices(part.opened, part.choices, part.target, part.conversion,
+                                   part.into, arena is not False, moves, label))
+    moves.keep_report(_devices(parts))
+    if into.module is None and len(parts) == 1:
+        return loaded
+    return dict(named for choice in choices
+                for named in into.land(choice.tensor.name, loaded[choice.tensor.name]))
 
 
-def _resolve(into: Mapping[str, Any] | None, choices: list[Choice]) -> dict[str, Any] | None:
-    """The tensors to fill, looked up once: the caller's mapping may change, or make them anew."""
-    return None if into is None else {c.tensor.name: into[c.tensor.name] for c in choices}
+def _open(path, adapters: Adapters, into, copied: Callable[[Dlpack], bool]) -> Opened:
+    """With the files mapped where some tensors may look into them."""
+    return open_files(path, not isinstance(into, Mapping)
+                      and not all(copied(target) for target in adapters.all()))
 
 
-def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, Any] | None:
+def _devices(parts: list[_Part]) -> str:
+    """For the report."""
+    return ", ".join(dict.fromkeys(part.target.device for part in parts))
+
+
+def _join(ready, adapters: Adapters, keys, rename, moves: _Moves, label: str
+          ) -> dict[str, Any] | None:
     """The rest of what prefetch() began; None where somebody else was quicker."""
+    target = adapters.only
     try:
-        choices = choose(ready.tensors(), keys, None, None)
+        tensors = renamed(ready.tensors(), rename)
+        choices = choose(tensors, wanted(tensors, keys), None)
         for choice in choices:
+            adapters.of(choice.tensor)
             target.check(choice.tensor.name, choice.tensor.dtype)
     except BaseException:
         ready.cancel()
@@ -398,12 +534,11 @@ def _join(ready, target: Dlpack, keys, moves: _Moves, label: str) -> dict[str, A
                                        c.shape) for c in choices}
 
 
-def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
-              keys: str | Iterable[str] | Callable[[str], bool] | None = None,
-              slices: Mapping[str, Any] | None = None, dtype: Any = None,
-              into: Mapping[str, Any] | None = None, copy: bool = False,
-              arena: bool | None = None, transfer: str | int = "auto",
-              memory_limit: int | None = None, progress: bool = False,
+def load_file(filename: Model, device: Any = "cpu", *, framework: str = "pt", keys: Keys = None,
+              slices: Slices = None, rename: Rename = None, dtype: Any = None, into: Any = None,
+              strict: bool = True, copy: bool = False, arena: bool | None = None,
+              transfer: str | int = "auto", memory_limit: int | None = None,
+              cache: str | None = None, progress: bool = False,
               backend: str = "mmap") -> dict[str, Any]:
     """Load a safetensors file: a drop-in for ``safetensors.torch.load_file``.
 
@@ -411,17 +546,17 @@ def load_file(filename: str | os.PathLike, device: Any = "cpu", *, framework: st
     ``backend`` is safetensors': "pread" is ``copy=True``.
     """
     copy = copies(backend) or copy
-    return load_model(filename, device, framework=framework, keys=keys, slices=slices, dtype=dtype,
-                      into=into, copy=copy, arena=arena, transfer=transfer,
-                      memory_limit=memory_limit, progress=progress)
+    return load_model(filename, device, framework=framework, keys=keys, slices=slices,
+                      rename=rename, dtype=dtype, into=into, strict=strict, copy=copy, arena=arena,
+                      transfer=transfer, memory_limit=memory_limit, cache=cache,
+                      progress=progress)
 
 
-def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt",
-           keys: str | Iterable[str] | Callable[[str], bool] | None = None,
-           slices: Mapping[str, Any] | None = None, dtype: Any = None,
-           into: Mapping[str, Any] | None = None, window: int = 2 << 30, copy: bool = False,
+def stream(path: Model, device: Any = "cpu", *, framework: str = "pt", keys: Keys = None,
+           slices: Slices = None, rename: Rename = None, dtype: Any = None, into: Any = None,
+           strict: bool = True, window: int = 2 << 30, copy: bool = False,
            transfer: str | int = "auto", memory_limit: int | None = None,
-           progress: bool = False) -> Iterator[tuple[str, Any]]:
+           cache: str | None = None, progress: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) as the tensors of a model land, each once.
 
     The model is read in groups of neighbours of at most half of ``window`` bytes, two at a time, so
@@ -429,36 +564,54 @@ def stream(path: str | os.PathLike, device: Any = "cpu", *, framework: str = "pt
     of a group come in the order in which they land, and share an allocation that is freed
     when the last of them goes. Stopping early stops the reading. On the host, where tensors look
     into the mapped file, they come in the order of the file, and groups are what is read ahead.
+    Where they go to several devices, those of one come after those of another.
 
     The other arguments are those of load_model(). That a file was changed while it was copied is
     known, and raised, at the end of its group.
     """
     if not isinstance(window, int) or window <= 0:
         raise ValueError(f"window is a number of bytes above 0, not {window!r}")
-    moves = _Moves(transfer, memory_limit, progress)
-    target = adapter(framework, device)
+    moves = _Moves(transfer, memory_limit, progress, cache)
+    adapters = Adapters(framework, device)
     moves.begin()
-    _prefetch.drop(path, target.device)
-    opened = open_files(path, into is None and maps_files(target, moves, copy))
-    choices = choose(tensors_of(opened.model), keys, slices, into)
-    into = _resolve(into, choices)
-    conversion = _to_convert(choices, target, dtype, into)
-    looked, left = split_mapped(opened, choices, target, moves)
-    return _stream(opened, looked, left, target, into, conversion, window, moves, _label(path))
+    path = model_name(path)
+    _drop_prefetched(path, adapters)
+
+    def copied(target: Dlpack) -> bool:
+        return not maps_files(target, moves, copy)
+
+    opened = _open(path, adapters, into, copied)
+    tensors = renamed(tensors_of(opened.model), rename)
+    into = resolve(into, tensors, keys, strict)
+    choices = choose(tensors, into.names, slices)
+    parts = _parts(opened, choices, adapters, into, _dtypes(dtype, tensors), copied)
+    split = [split_mapped(part.opened, part.choices, part.target, moves) for part in parts]
+    return _stream(parts, split, into, max(window // 2, 1), moves, _label(path))
 
 
-def _stream(opened, looked, left, target, into, conversion, window, moves, label):
+def _stream(parts: list[_Part], split, into: Into, limit: int, moves: _Moves, label: str):
     """The generator behind stream(); what is wrong with the arguments is raised before it."""
-    plain, converted = conversion.split(left)
-    limit = max(window // 2, 1)
-    model = opened.model
-    for choice, tensor in _run_mapped(opened.maps, _groups(looked, limit), target, moves):
-        yield choice.tensor.name, conversion.apply(choice, tensor)
+    for part, (looked, left) in zip(parts, split):
+        for choice, tensor in _stream_part(part, looked, left, limit, moves, label):
+            if into.module is None:
+                yield choice.tensor.name, tensor
+            else:
+                yield from into.land(choice.tensor.name, tensor)
+            del tensor
+    moves.keep_report(_devices(parts))
+
+
+def _stream_part(part: _Part, looked, left, limit: int, moves: _Moves, label: str):
+    """(choice, tensor) of those that go to one device."""
+    plain, converted = part.conversion.split(left)
+    model, target = part.opened.model, part.target
+    for choice, tensor in _run_mapped(part.opened.maps, _groups(looked, limit), target, moves):
+        yield choice, part.conversion.apply(choice, tensor)
         del tensor
-    for choice, tensor in _run(model, _groups(plain, limit), target, into, True, moves, label):
-        yield choice.tensor.name, tensor
+    for choice, tensor in _run(model, _groups(plain, limit), target, part.into, True, moves,
+                               label):
+        yield choice, tensor
         del tensor
     for choice, tensor in _run(model, _groups(converted, limit), target, None, True, moves, label):
-        yield choice.tensor.name, conversion.apply(choice, tensor)
+        yield choice, part.conversion.apply(choice, tensor)
         del tensor
-    moves.keep_report(target.device)

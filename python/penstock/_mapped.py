@@ -16,10 +16,10 @@ import stat
 from typing import Any, NamedTuple
 
 from . import _penstock
-from ._choose import Choice, Tensor, open_model
+from ._choose import Choice, open_model
 from ._device import open_device
 from ._frameworks import BITS, Dlpack
-from ._names import file_name
+from ._names import model_name
 
 #: How often a model is opened again whose files change at that moment.
 _TRIES = 3
@@ -41,13 +41,16 @@ def _identity(found: os.stat_result) -> tuple:
 
 def _named(path) -> dict[str, tuple]:
     """The files that a model may be made of, as they are now."""
-    name = file_name(path)
+    name = model_name(path)
     try:
-        folder = name if os.path.isdir(name) else os.path.dirname(name)
-        names = [name]
-        if folder == name or name.endswith(".json"):
+        if not isinstance(name, str):
+            names = list(name)
+        elif os.path.isdir(name) or name.endswith(".json"):
+            folder = name if os.path.isdir(name) else os.path.dirname(name)
             names = [os.path.join(folder, entry) for entry in os.listdir(folder)
                      if entry.endswith(".safetensors")]
+        else:
+            names = [name]
         return {each: _identity(os.stat(each)) for each in names}
     except OSError:
         return {}       # the engine says what is wrong

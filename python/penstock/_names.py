@@ -36,6 +36,13 @@ def file_name(path: str | bytes | os.PathLike) -> str:
     return relative if _is_too_long(whole, relative) else whole
 
 
+def model_name(path: Any) -> str | tuple[str, ...]:
+    """The name of a model for the engine: that of a file or a folder, or those of listed files."""
+    if isinstance(path, (str, bytes, os.PathLike)) or not hasattr(path, "__iter__"):
+        return file_name(path)
+    return tuple(file_name(each) for each in path)
+
+
 def _is_too_long(whole: str, relative: str) -> bool:
     """Is an absolute name too long for the kernel, or for that of a file in the folder it names?"""
     length = len(whole.encode(errors="replace")) + 1    # a surrogate is one byte that is no text

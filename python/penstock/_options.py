@@ -10,6 +10,8 @@ MEMORY_LIMIT = 128 << 20
 MEMORY_LIMIT_LEAST = 64 << 10
 #: The transfer type that takes the best path for each range.
 AUTO = 0
+#: The cache policy of who wants nothing to be left in the page cache.
+DROP = 2
 
 
 def copies(backend: str) -> bool:
@@ -20,8 +22,10 @@ def copies(backend: str) -> bool:
     return backend == "pread"
 
 
-def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
-    """(transfer type, most bytes of staging memory); refuses what makes no sense, in words."""
+def options(transfer: str | int, memory_limit: int | None,
+            cache: str | None = "off") -> tuple[int, int, int]:
+    """(transfer type, most bytes of staging memory, cache policy); refuses what makes no sense, in
+    words."""
     if memory_limit is None:
         memory_limit = MEMORY_LIMIT
     elif type(memory_limit) is not int or not 0 < memory_limit < 1 << 63:
@@ -29,4 +33,7 @@ def options(transfer: str | int, memory_limit: int | None) -> tuple[int, int]:
                      f"Give the most staging memory in bytes, {MEMORY_LIMIT_LEAST} or more")
     if "\0" in str(transfer) or not str(transfer).isascii():
         raise refuse("use transfer type", ascii(transfer), "there is no such type")
-    return _penstock.transfer_type(transfer), memory_limit
+    if cache is not None and (not isinstance(cache, str) or "\0" in cache or not cache.isascii()):
+        raise refuse("use cache policy", ascii(cache), "there is no such policy",
+                     "Policies are auto, keep, after, drop and off")
+    return _penstock.transfer_type(transfer), memory_limit, _penstock.cache_policy(cache)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from ._choose import Choice, Tensor, open_model, tensors_of
+from ._choose import Choice, open_model, tensors_of
 from ._device import device_name, open_device
 from ._error import Error, shown
 from ._fork import Lock
 from ._mapped import Maps, Opened, open_mapped
-from ._names import file_name
+from ._names import model_name
+from ._options import options
 from ._progress import wait
+from ._rules import Tensor
 
-_begun: dict[tuple[str, str], Prefetch] = {}
+_begun: dict[tuple, Prefetch] = {}
 _lock = Lock()
 # A forked child has none of the threads that move the bytes.
 os.register_at_fork(after_in_child=_begun.clear)
@@ -31,9 +34,9 @@ class Prefetch:
     device joins it and gets its tensors; until then, or until cancel(), it keeps the memory. On the
     host that is the mapped file, whose pages are brought in."""
 
-    def __init__(self, path: str, device: str):
+    def __init__(self, path: str | tuple[str, ...], device: str, cache: int):
         """Starts at once."""
-        self.path, self.device = path, device
+        self.path, self.device, self.cache = path, device, cache
         self.key = _key(path, device)
         self.error: OSError | None = None
         self._lock = Lock(self._inherited)
@@ -57,7 +60,7 @@ class Prefetch:
                 return
             selection = model.select([(i, None, None) for i in range(len(model.tensors()))])
             self.offsets = selection.offsets()
-            self._job = selection.load(open_device(device))
+            self._job = selection.load(open_device(device), cache=cache)
         except OSError as error:
             self.error = error.with_traceback(None)
 
@@ -139,14 +142,16 @@ class Prefetch:
                     raise
 
     def __repr__(self) -> str:
-        return f"<penstock.Prefetch {shown(self.path)} to {self.device}>"
+        path = self.path if isinstance(self.path, str) else ", ".join(self.path)
+        return f"<penstock.Prefetch {shown(path)} to {self.device}>"
 
 
-def _key(path, device: str) -> tuple[str, str]:
+def _key(path, device: str) -> tuple:
     """The same for all names of a file."""
-    name = file_name(path)
+    name = model_name(path)
     try:
-        return os.path.realpath(name), device
+        return (os.path.realpath(name) if isinstance(name, str)
+                else tuple(map(os.path.realpath, name))), device
     except OSError:
         return name, device     # the working folder was removed
 
@@ -173,26 +178,31 @@ def _default_device() -> str:
     return "cuda:0"
 
 
-def prefetch(path: str | os.PathLike, device: Any = None) -> Prefetch:
+def prefetch(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+             device: Any = None, *, cache: str | None = None) -> Prefetch:
     """Start to load a model; call it before ``import torch``, which takes longer than the load.
 
-    Returns at once; what is under way already is not started twice. ``device`` is that of the load
-    that follows; without one, the first GPU, or the host where there is none. The memory is the
-    engine's own until a load joins. What is wrong with the path is raised by that load, or by
-    ``wait()``.
+    Returns at once; what is under way already is not started twice. ``path`` and ``device`` are
+    those of the load that follows, a list of files in the same order; without a device, the first
+    GPU, or the host where there is none. ``cache`` is as in load_model(); a load that has another
+    does not join. The memory is the engine's own until a load joins. What is wrong with the path is
+    raised by that load, or by ``wait()``.
     """
+    policy = options("auto", None, cache)[2]
     name = _default_device() if device is None else device_name(device)
-    path = os.fsdecode(path)
+    path = model_name(path)
     key = _key(path, name)
     found = _begun.get(key)
-    if found is not None and found.error is None:
+    if found is not None and found.error is None and (cache is None or found.cache == policy):
         return found
-    made = Prefetch(path, name)
+    made = Prefetch(path, name, policy)
     with _lock:
-        found = _begun.setdefault(key, made)
-        if found.error is not None:
-            found = _begun[key] = made
-    if found is not made:
+        found = _begun.get(key)
+        if found is None or found.error is not None or found.cache != policy:
+            _begun[key] = made
+            found, made = made, found
+    # What another thread has begun meanwhile, or what was begun with another policy.
+    if made is not None:
         made.cancel()
     return found
 

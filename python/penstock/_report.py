@@ -14,7 +14,7 @@ class Path(NamedTuple):
     reason: str
 
 
-_SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries")
+_SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
             "latency_us_p99", "latency_us_max")
 
@@ -32,7 +32,9 @@ class Report:
     ``seconds`` is wall time, of which ``setup_seconds`` passed before the device could take its
     first byte; ``cpu_seconds`` is what the threads that moved bytes used; ``pinned_bytes`` the most
     staging memory held at once. ``paths`` carried the bytes, ``refused`` are better paths that
-    could not be had; both are lists of Path(path, bytes, reason).
+    could not be had; both are lists of Path(path, bytes, reason). ``warming_bytes`` are being
+    brought into the page cache; ``cache_reason`` says what becomes of bytes that were read around
+    it, and why.
     """
 
     bytes: int
@@ -54,6 +56,8 @@ class Report:
     latency_us_max: float
     paths: list[Path]
     refused: list[Path]
+    warming_bytes: int
+    cache_reason: str
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -76,6 +80,9 @@ class Report:
                  f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
         lines += [f"  {p.path}: {p.bytes / 1e9:.3f} GB ({p.reason})" for p in self.paths]
         lines += [f"  not {p.path}: {p.reason}" for p in self.refused]
+        if self.cache_reason:
+            warming = f"{self.warming_bytes / 1e9:.3f} GB " if self.warming_bytes else ""
+            lines.append(f"  page cache: {warming}{self.cache_reason}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -93,6 +100,9 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
             for path, count, reason in report[name]:
                 found[path, reason] = found.get((path, reason), 0) + count
         merged[name] = [(path, count, reason) for (path, reason), count in found.items()]
+    # One job may find memory plentiful, and a later one no more.
+    reasons = dict.fromkeys(r["cache_reason"] for r in reports if r["cache_reason"])
+    merged["cache_reason"] = "; ".join(reasons)
     merged["device"] = device
     merged["seconds"] = seconds
     merged["setup_seconds"] = reports[0]["setup_seconds"] if reports else 0.0
@@ -105,7 +115,7 @@ def mapped(count: int, seconds: float) -> dict:
     """The report about bytes that tensors look at in the page cache: nothing has moved."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
     fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
-                  paths=[(MAPPED, count, _WHY_MAPPED)], refused=[])
+                  paths=[(MAPPED, count, _WHY_MAPPED)], refused=[], cache_reason="")
     return fields
 
 

@@ -2,21 +2,22 @@
 """The interface of safetensors.safe_open, over the engine."""
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from . import _penstock, _report
-from ._choose import Choice, Tensor, box, cover, no_tensor, tensors_of
+from ._choose import Choice, box, cover, no_tensor, tensors_of
 from ._error import Error
 from ._fork import Lock
 from ._frameworks import BITS, DTYPES, adapter
-from ._load import (NOT_AS_THEY_LIE, _groups, _label, _load_plain, _Moves, _run, _to_convert,
+from ._load import (NOT_AS_THEY_LIE, Model, _groups, _label, _load_plain, _Moves, _run, _to_convert,
                     load_choices, maps_files, open_files)
 from ._mapped import Maps, Opened, fits, is_one_stretch, span
+from ._names import model_name
 from ._options import copies
+from ._rules import Tensor
 
 
 class Slice:
@@ -128,27 +129,29 @@ def _reader(model, target, options: tuple, label: str) -> Callable[[list[Tensor]
 
     def read(tensors: list[Tensor]) -> Iterator:
         groups = _groups([Choice(tensor) for tensor in tensors if possible(tensor)], _AHEAD // 2)
-        return _run(model, groups, target, None, False, _Moves(*options, False), label)
+        return _run(model, groups, target, None, False, _Moves(*options), label)
 
     return read
 
 
 class safe_open:  # noqa: N801 - the name that people know
-    """Open a safetensors file, or a sharded model, and read tensors one by one.
+    """Open a safetensors file, a sharded model or a list of files, and read tensors one by one.
 
     What code written for ``safetensors.safe_open`` calls: keys, offset_keys, metadata, get_tensor,
-    get_slice, as a context manager or not. ``framework``, ``device`` and ``copy`` are as in
-    load_model(), which is faster where all tensors are wanted.
+    get_slice, as a context manager or not. ``framework``, ``device``, ``copy`` and ``cache`` are as
+    in load_model(), which is faster where all tensors are wanted.
     """
 
-    def __init__(self, filename: str | os.PathLike, framework: str = "pt", device: Any = "cpu",
+    def __init__(self, filename: Model, framework: str = "pt", device: Any = "cpu",
                  *, copy: bool = False, transfer: str | int = "auto",
-                 memory_limit: int | None = None, backend: str = "mmap"):
+                 memory_limit: int | None = None, cache: str | None = None,
+                 backend: str = "mmap"):
         """Reads the header only. (`backend` is safetensors': "pread" is copy=True.)"""
         copy = copies(backend) or copy
         self._target = adapter(framework, device)
-        self._moves = transfer, memory_limit
-        mapped = maps_files(self._target, _Moves(transfer, memory_limit, False), copy)
+        self._moves = transfer, memory_limit, False, cache
+        mapped = maps_files(self._target, _Moves(*self._moves), copy)
+        filename = model_name(filename)
         self._label = _label(filename)
         self._model, self._maps, self._reason = open_files(filename, mapped)
         self._tensors = tensors_of(self._model)
@@ -200,7 +203,7 @@ class safe_open:  # noqa: N801 - the name that people know
         model, maps = opened
         if maps is not None and fits(choice, self._target):
             return self._look(maps, choice)
-        moves = _Moves(*self._moves, False)
+        moves = _Moves(*self._moves)
         moves.not_mapped([choice], NOT_AS_THEY_LIE if maps is not None else self._reason)
         found = _load_plain(model, [choice], self._target, None, True, moves, self._label)
         moves.keep_report(self._target.device)
@@ -226,7 +229,7 @@ class safe_open:  # noqa: N801 - the name that people know
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all of them, at once."""
-        moves = _Moves(*self._moves, False)
+        moves = _Moves(*self._moves)
         choices = [Choice(tensor) for tensor in self._tensors.values()]
         opened = Opened(self._opened(), self._maps, self._reason)
         found = load_choices(opened, choices, self._target,

@@ -165,7 +165,7 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
     """
     if not isinstance(tensors, Mapping):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-    kind, limit = options(transfer, memory_limit)
+    kind, limit, _ = options(transfer, memory_limit)
     pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
     _check_shared(pieces)
     # The largest alignment first, then by name: the order that safetensors has.

@@ -423,19 +423,21 @@ class _Load:
         self.source, self.device, self.arena, self.options = source, device, arena, options
         self.converts = converts
         #: Tensors look into the mapped files, so none has memory that could be given back.
-        self.maps = device_name(device) == "host" and arena is None and not options["copy"]
+        self.maps = device_name(device) == "host" and arena is None and not options["copy"] \
+            and options["cache"] != "drop"
         self.merges = any(_EXPERTS.search(name) for name in tensors)
         self.job = None
 
     def begin(self) -> None:
         """Let the bytes travel, where run() can join: with default settings, into one arena or
         the page cache."""
-        plain = self.options["transfer"] == "auto" and self.options["memory_limit"] is None
+        plain = self.options["transfer"] == "auto" and self.options["memory_limit"] is None \
+            and self.options["cache"] != "drop"
         one_arena = self.arena is not False and not self.converts and not self.merges
         if plain and not self.options["copy"] and (self.maps or one_arena):
             from penstock import prefetch
 
-            self.job = prefetch(self.source, self.device)
+            self.job = prefetch(self.source, self.device, cache=self.options["cache"])
 
     def run(self, cls: Any, config: Any, dtype: Any) -> dict[str, torch.Tensor]:
         """The tensors, in the one dtype that the model has, if it has one."""
@@ -488,7 +490,8 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
                     dtype: torch.dtype | str | None = None, auto_class: Any = None,
                     copy: bool = False, arena: bool | None = None,
                     transfer: str | int = "auto", memory_limit: int | None = None,
-                    progress: bool = False, **kwargs: Any) -> transformers.PreTrainedModel:
+                    cache: str | None = None, progress: bool = False,
+                    **kwargs: Any) -> transformers.PreTrainedModel:
     """Load a transformers model with all its weights on one device.
 
     The result is that of ``AutoModelForCausalLM.from_pretrained``: tied weights, buffers, the
@@ -508,7 +511,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
         them goes; with False each has its own, which takes longer and allows to free single ones.
         Where transformers makes new tensors (experts merged, several dtypes), each has its own
         anyway.
-    transfer, memory_limit, progress: as for load_model(). The bar "Loading weights" is
+    transfer, memory_limit, cache, progress: as for load_model(). The bar "Loading weights" is
         transformers' own; transformers.utils.logging.disable_progress_bar() turns it off.
     kwargs: what transformers' from_pretrained takes: config, attn_implementation,
         trust_remote_code, ignore_mismatched_sizes, output_loading_info, generation_config,
@@ -530,7 +533,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = "cpu", *,
     load = _Load(_source(folder, weights), "cpu" if device is None else device, arena, tensors,
                  _converts(tensors, dtype, settings),
                  {"copy": copy, "transfer": transfer, "memory_limit": memory_limit,
-                  "progress": progress})
+                  "cache": cache, "progress": progress})
     load.begin()
     try:
         return _build(name, folder, _model_class(auto_class), dtype, load, kwargs)

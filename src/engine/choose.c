@@ -27,9 +27,8 @@
 /* Jobs smaller than this are not worth setting io_uring up, and have so many lanes. */
 #define URING_WORTH ((uint64_t)4 << 20)
 #define SMALL_LANES 4u
-/* Reading through the page cache from a disk: few lanes and small requests, fetched ahead of them,
- * are twice as fast as many that wait for the kernel's own read-ahead (docs/performance.md). */
-#define AHEAD_LANES 4u
+/* Reading through the page cache from a disk: so many lanes that fetch, then copy, keep it busy. */
+#define FETCH_LANES 8u
 /* Digesting takes a tenth of what copying takes, so it takes some more lanes for the same rate. */
 #define DIGEST_LANES 2u
 
@@ -162,11 +161,10 @@ static void add_cached(struct chooser *chooser, const char *why)
 	 * would only be in its way. */
 	path->lanes = lanes_for(chooser, THROUGH, (unsigned int)((most * part + all - 1) / all),
 				path->kind->lane_worth);
-	schedule->ahead = schedule->uncached && chooser->direction == PEN_READ;
-	if (schedule->ahead) {
-		path->lanes = at_most(path->lanes, AHEAD_LANES);
-		path->size = UNIT;
-	}
+	/* They wait for the store, not for a core. */
+	schedule->fetched = schedule->uncached && chooser->direction == PEN_READ;
+	if (schedule->fetched)
+		path->lanes = lanes_for(chooser, THROUGH, FETCH_LANES, path->kind->lane_worth);
 }
 
 /* ------------------------------------------------------------------------------- by auto -- */

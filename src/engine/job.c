@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "engine/job.h"
+#include "engine/warm.h"
 #include "io/object.h"
 #include "sys/os.h"
 
@@ -454,6 +455,8 @@ static void settle_objects(struct pen_job *job)
 		/* Who cancelled does not ask whether the file changed meanwhile. */
 		if (atomic_load(&job->state) == PEN_RUNNING && object_unchanged(object, &err))
 			job_fail(job, &err);
+		if (job->options.cache == PEN_CACHE_DROP)
+			warm_drop(&warm_process, object);
 		/* Dropping what was written flushes it first, and a failed flush is told only once:
 		 * a later commit would not see it. */
 		if (job->options.cache == PEN_CACHE_DROP && object_uncache(object, &err))
@@ -461,19 +464,9 @@ static void settle_objects(struct pen_job *job)
 	}
 }
 
-/* `seconds` from now, for pthread_cond_timedwait(). */
-static struct timespec from_now(double seconds)
-{
-	/* A lifetime is as good as for ever, and fits. */
-	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
-	uint64_t end = os_now() + (uint64_t)(wait * 1e9);
-
-	return (struct timespec){ (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
-}
-
 int pen_job_wait_for(struct pen_job *job, double seconds)
 {
-	struct timespec until = from_now(seconds);
+	struct timespec until = os_from_now(seconds);
 	int rc = 0;
 
 	if (inherited(job))
@@ -524,7 +517,7 @@ int pen_job_eventfd(struct pen_job *job, struct pen_error *err)
 static size_t tell(struct pen_job *job, struct groups *groups, uint64_t *told, size_t room,
 		   double seconds)
 {
-	struct timespec until = from_now(seconds);
+	struct timespec until = os_from_now(seconds);
 
 	return inherited(job) ? 0 : groups_tell(groups, &job->running, told, room, &until);
 }
@@ -542,6 +535,22 @@ size_t pen_job_gathered(struct pen_job *job, uint64_t *groups, size_t room, doub
 size_t pen_job_stored(struct pen_job *job, uint64_t *groups, size_t room, double seconds)
 {
 	return job->direction == PEN_READ ? 0 : tell(job, &job->arrived, groups, room, seconds);
+}
+
+/* What becomes of bytes that were read around the page cache, which holds nothing of them. */
+static void settle_cache(struct pen_job *job)
+{
+	int cache = job->options.cache;
+
+	if (job->direction != PEN_READ || !job->schedule->work[AROUND].count ||
+	    job->schedule->plan->objects[0]->ops->transport != TRANSPORT_FILE)
+		return;
+	if (cache == PEN_CACHE_AFTER || cache == PEN_CACHE_AFTER_UNASKED)
+		warm_begin(&warm_process, job->schedule, cache == PEN_CACHE_AFTER_UNASKED,
+			   &job->warming_bytes, job->cache_reason);
+	else
+		text_copy(job->cache_reason, sizeof(job->cache_reason),
+			  "read around the page cache, which has nothing of them");
 }
 
 /* Memory the job allocated is the caller's if all went well, and nobody's otherwise. */
@@ -581,6 +590,7 @@ int pen_job_wait(struct pen_job *job, struct pen_report *report, struct pen_erro
 		rc = job_allocate(job, 0, err);
 		job->state = rc ? PEN_FAILED : PEN_DONE;
 		tuner_fini(&job->tuner);
+		settle_cache(job);
 	}
 	hand_over_memory(job, rc);
 	if (report)

@@ -64,7 +64,6 @@ struct pen_job {
 	struct piece_budget budget;
 	struct tuner tuner;		/* of the path that is tuned, if any */
 	_Atomic size_t next[SIDES];	/* cursor of each list */
-	_Atomic size_t advised;		/* and of what is read ahead through the cache */
 	_Atomic uint64_t bytes_left[SIDES];	/* not taken yet; guides how much is taken */
 	_Atomic uint64_t serial;
 	_Atomic uint64_t injected;
@@ -82,6 +81,8 @@ struct pen_job {
 	atomic_int eventfd;		/* told of the same; -1: nobody has asked for it */
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
+	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */
+	char cache_reason[PEN_REASON_MAX];
 	struct pen_error error;
 	struct tally tallies[PEN_PATHS_MAX];
 	unsigned int tally_count;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* The options of a job: names of transfer types, defaults, and what makes no sense. */
+/* The options of a job: names of types and policies, defaults, and what makes no sense. */
 #include <errno.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include "base/digest.h"
@@ -44,6 +45,31 @@ int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
 	error_hint(err,
 		   "Types are auto, 0 GPU_DIRECT, 1 CPU_ONLY, 2 CPU_GPU, 3 CPU_ASYNC_GPU, "
 		   "4 CPU_CACHED_GPU, 5 GPU_DIRECT_ASYNC, 6 GPU_BATCH, 7 GPU_BATCH_STREAM, MAPPED");
+	return -EINVAL;
+}
+
+static const struct {
+	const char *word;
+	enum pen_cache cache;
+} cache_words[] = {
+	{ "auto", PEN_CACHE_AFTER_UNASKED }, { "keep", PEN_CACHE_KEEP },
+	{ "after", PEN_CACHE_AFTER }, { "drop", PEN_CACHE_DROP }, { "off", PEN_CACHE_AUTO },
+};
+
+int pen_cache_parse(const char *text, int *cache, struct pen_error *err)
+{
+	const char *set = getenv("PENSTOCK_CACHE");
+	const char *word = text ? text : set && set[0] ? set : "auto";
+
+	error_clear(err);
+	for (size_t i = 0; i < sizeof(cache_words) / sizeof(cache_words[0]); i++)
+		if (!strcmp(word, cache_words[i].word)) {
+			*cache = cache_words[i].cache;
+			return 0;
+		}
+	error_set(err, -EINVAL, "use cache policy", word, -1, "there is no such policy%s",
+		  text ? "" : "; the environment variable PENSTOCK_CACHE has it");
+	error_hint(err, "Policies are auto, keep, after, drop and off");
 	return -EINVAL;
 }
 
@@ -113,7 +139,7 @@ int schedule_options(const struct pen_options *given, struct pen_options *full,
 	if (!pen_transfer_name(full->transfer))
 		return error_set(err, -EINVAL, "use", object, -1, "%d is no transfer type",
 				 full->transfer);
-	if (full->cache < PEN_CACHE_AUTO || full->cache > PEN_CACHE_DROP)
+	if (full->cache < PEN_CACHE_AUTO || full->cache > PEN_CACHE_AFTER_UNASKED)
 		return error_set(err, -EINVAL, "use", object, -1, "%d is no cache policy",
 				 full->cache);
 	if (!full->memory_limit)

@@ -127,6 +127,8 @@ void job_report(struct pen_job *job, struct pen_report *report)
 		entry->bytes = job->tallies[i].bytes;
 		full.path_count++;
 	}
+	full.warming_bytes = job->warming_bytes;
+	text_copy(full.cache_reason, sizeof(full.cache_reason), job->cache_reason);
 	full.refused_count = job->refused_count;
 	memcpy(full.refused, job->refused, sizeof(full.refused));
 	memcpy(report, &full, size);

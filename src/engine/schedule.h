@@ -53,7 +53,7 @@ struct schedule {
 	uint64_t unit;		/* most bytes of one request of the plan */
 	bool gds;		/* the plan is made for real GPUDirect Storage, which auto takes */
 	bool uncached;		/* some of what goes through the cache is not in it */
-	bool ahead;		/* so lanes have it fetched ahead of them */
+	bool fetched;		/* so lanes fetch it before they read it */
 	bool one_at_a_time;	/* CPU_GPU: each step waits for the one before */
 	uint32_t refused_count;
 	struct pen_path refused[PEN_PATHS_MAX];

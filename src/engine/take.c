@@ -98,26 +98,15 @@ uint64_t take_span(const struct lane *lane, uint32_t first, uint32_t last)
 	return (b->offset + b->length + align - 1) / align * align - a->offset / align * align;
 }
 
-/* Requests that are fetched into the page cache ahead of the cursor. */
-#define AHEAD 16u
-
-/* The requests of the list up to some way behind `taken` are on their way into the page cache. */
-static void fetch_ahead(struct lane *lane, size_t taken)
+/* What was taken goes through the page cache and is not there: bring it in by the cheapest way that
+ * the kernel has, which is not the read itself. */
+static void fetch(const struct lane *lane, const struct range *range)
 {
-	struct pen_job *job = lane->job;
-	const struct plan *plan = job->schedule->plan;
-	const struct work *work = &job->schedule->work[THROUGH];
-	size_t until = work->count - taken > AHEAD ? taken + AHEAD : work->count;
-	size_t at = atomic_load_explicit(&job->advised, memory_order_relaxed);
+	const struct plan *plan = lane->job->schedule->plan;
+	const struct plan_request *first = &plan->requests[range->first];
 
-	while (at < until) {
-		const struct plan_request *request = &plan->requests[work->requests[at]];
-
-		if (!atomic_compare_exchange_weak(&job->advised, &at, at + 1))
-			continue;
-		object_willneed(plan->objects[request->object], request->offset, request->length);
-		at++;
-	}
+	object_fetch(plan->objects[first->object], first->offset,
+		     take_span(lane, range->first, range->first + range->count - 1));
 }
 
 /* Take the next request of the list and its neighbours, up to `limit` bytes. */
@@ -149,8 +138,8 @@ static bool take(struct lane *lane, uint64_t limit, struct range *range)
 							memory_order_relaxed,
 							memory_order_relaxed));
 	atomic_fetch_sub_explicit(&job->bytes_left[lane->path.side], bytes, memory_order_relaxed);
-	if (job->schedule->ahead && lane->path.side == THROUGH)
-		fetch_ahead(lane, at + range->count);
+	if (job->schedule->fetched && lane->path.side == THROUGH)
+		fetch(lane, range);
 	return true;
 }
 

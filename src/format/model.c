@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening a model: find out which files it has (from a name, an index or a folder), open each and
+ * Opening a model: find out which files it has (from names, an index or a folder), open each and
  * read its table, then make one list of all tensors. Files may be many thousands and tensors many
  * more, so nothing is searched in a loop: lists are sorted once and walked side by side.
  */
@@ -168,8 +168,8 @@ static int twice(const struct merger *merger, const struct pen_tensor *one,
 	words_bad(merger->err, files[other->file].path, (int64_t)other->offset,
 		  "tensor \"%s\" is also in %s", words_text(name, one->name, one->name_length),
 		  words_name(file, files[one->file].name));
-	error_hint(merger->err, "Load one of the files by its own name, or add an index that says "
-		   "which one is meant");
+	error_hint(merger->err, "Leave one of the files out, or add an index that says which one "
+		   "is meant");
 	return -EBADMSG;
 }
 
@@ -615,42 +615,84 @@ static int open_folder(struct pen_model *model, const char *path, struct pen_err
 
 /* --------------------------------------------------------------------------------- public -- */
 
-int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err)
+static int no_name(const char *message, struct pen_error *err)
 {
-	struct pen_model *new;
-	struct stat st;
-	int rc = 0;
+	error_set(err, -EINVAL, "open the model", "\"\"", -1, "%s", message);
+	error_hint(err, "Name a file or a folder");
+	return -EINVAL;
+}
+
+/* A model without files. All that it will have belong together, wherever the process may go in the
+ * meantime. */
+static int start_model(const char *const *paths, size_t count, struct pen_model **model,
+		       struct pen_error *err)
+{
+	bool relative = false;
+	int rc;
 
 	error_clear(err);
 	*model = NULL;
-	if (!path[0]) {
-		error_set(err, -EINVAL, "open the model", "\"\"", -1, "the name is empty");
-		error_hint(err, "Name a file or a folder");
-		return -EINVAL;
+	if (!count)
+		return no_name("no file is named", err);
+	for (size_t i = 0; i < count; i++) {
+		if (!paths[i][0])
+			return no_name("the name is empty", err);
+		relative |= paths[i][0] != '/';
 	}
-	new = os_calloc(1, sizeof(*new));
-	if (!new)
-		return no_memory(path, err);
-	/* All its files belong together, wherever the process may go in the meantime. */
-	new->start = AT_FDCWD;
-	if (path[0] != '/')
-		rc = new->start = os_open(AT_FDCWD, ".", O_PATH | O_DIRECTORY, 0);
-	if (rc >= 0)
-		rc = os_stat(new->start, path, &st);
-	if (rc)
-		fail(path, rc, "open", err);
-	else if (S_ISDIR(st.st_mode))
-		rc = open_folder(new, path, err);
-	else if (text_ends_with(path, ".json"))
-		rc = open_indexed(new, path, err);
-	else
-		rc = open_single(new, path, err);
-	if (rc) {
-		pen_model_close(new);
-		return rc;
-	}
-	*model = new;
+	*model = os_calloc(1, sizeof(**model));
+	if (!*model)
+		return no_memory(paths[0], err);
+	(*model)->start = AT_FDCWD;
+	if (!relative)
+		return 0;
+	rc = os_open(AT_FDCWD, ".", O_PATH | O_DIRECTORY, 0);
+	if (rc < 0)
+		return fail(paths[0], rc, "open", err);
+	(*model)->start = rc;
 	return 0;
+}
+
+/* What is half open is closed after an error. */
+static int finish_model(struct pen_model **model, int rc)
+{
+	if (rc) {
+		pen_model_close(*model);
+		*model = NULL;
+	}
+	return rc;
+}
+
+static int open_any(struct pen_model *model, const char *path, struct pen_error *err)
+{
+	struct stat st;
+	int rc = os_stat(model->start, path, &st);
+
+	if (rc)
+		return fail(path, rc, "open", err);
+	if (S_ISDIR(st.st_mode))
+		return open_folder(model, path, err);
+	if (text_ends_with(path, ".json"))
+		return open_indexed(model, path, err);
+	return open_single(model, path, err);
+}
+
+int pen_model_open(const char *path, struct pen_model **model, struct pen_error *err)
+{
+	int rc = start_model(&path, 1, model, err);
+
+	return finish_model(model, rc ? rc : open_any(*model, path, err));
+}
+
+int pen_model_open_files(const char *const *paths, size_t count, struct pen_model **model,
+			 struct pen_error *err)
+{
+	int rc = start_model(paths, count, model, err);
+
+	if (!rc)
+		rc = make_files(*model, count, paths[0], err);
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = open_file(*model, paths[i], join("", 0, paths[i]), err);
+	return finish_model(model, rc ? rc : merge(*model, paths[0], NULL, err));
 }
 
 void pen_model_close(struct pen_model *model)

@@ -101,14 +101,8 @@ void leftovers_sweep(const struct place *place)
 /* Where other machines write too, or might, a lock of this one proves nothing. */
 bool leftovers_are_swept(const struct place *place)
 {
-	static const char *const own[] = { "ext4", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs",
-					   "zfs", "f2fs", "bcachefs" };
 	char filesystem[32];
 
-	if (os_filesystem(place->directory, filesystem, sizeof(filesystem)))
-		return false;
-	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-		if (!strcmp(filesystem, own[i]))
-			return true;
-	return false;
+	return !os_filesystem(place->directory, filesystem, sizeof(filesystem)) &&
+	       os_filesystem_is_own(filesystem);
 }

@@ -123,9 +123,9 @@ int object_residency(struct pen_object *object, uint64_t offset, uint64_t length
 	return rc;
 }
 
-void object_willneed(struct pen_object *object, uint64_t offset, uint64_t length)
+void object_fetch(struct pen_object *object, uint64_t offset, uint64_t length)
 {
-	object->ops->willneed(object, offset, length);
+	object->ops->fetch(object, offset, length);
 }
 
 int object_unchanged(struct pen_object *object, struct pen_error *err)

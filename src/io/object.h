@@ -55,9 +55,9 @@ struct object_ops {
 	int (*residency)(struct pen_object *object, uint64_t offset, uint64_t length,
 			 uint64_t *resident, struct pen_error *err);
 
-	/* It will be read through the page cache soon: begin to fetch it. Lanes, in parallel. It is
-	 * advice, so it never fails. */
-	void (*willneed)(struct pen_object *object, uint64_t offset, uint64_t length);
+	/* It will be read through the page cache now: have it there. Lanes, in parallel. What
+	 * cannot be fetched, the read itself will tell of. */
+	void (*fetch)(struct pen_object *object, uint64_t offset, uint64_t length);
 
 	/* -ESTALE with words if the object is not as it was when it was opened. */
 	int (*unchanged)(struct pen_object *object, struct pen_error *err);
@@ -100,7 +100,7 @@ int object_read(struct pen_object *object, void *buffer, size_t length, uint64_t
 		struct pen_error *err);
 int object_residency(struct pen_object *object, uint64_t offset, uint64_t length,
 		     uint64_t *resident, struct pen_error *err);
-void object_willneed(struct pen_object *object, uint64_t offset, uint64_t length);
+void object_fetch(struct pen_object *object, uint64_t offset, uint64_t length);
 int object_unchanged(struct pen_object *object, struct pen_error *err);
 int object_uncache(struct pen_object *object, struct pen_error *err);
 int object_need_name(struct pen_object *object, struct pen_error *err);

@@ -554,9 +554,9 @@ static bool written_in_secret(const struct stat *then, const struct stat *now,
 	       then->st_gid == now->st_gid && same_file(now, named);
 }
 
-static void file_willneed(struct pen_object *object, uint64_t offset, uint64_t length)
+static void file_fetch(struct pen_object *object, uint64_t offset, uint64_t length)
 {
-	os_willneed(object->fd, offset, length);
+	os_fetch(object->fd, offset, length);
 }
 
 static int file_unchanged(struct pen_object *object, struct pen_error *err)
@@ -690,7 +690,7 @@ const struct object_ops object_file_ops = {
 	.open = file_open,
 	.read = file_read,
 	.residency = file_residency,
-	.willneed = file_willneed,
+	.fetch = file_fetch,
 	.unchanged = file_unchanged,
 	.uncache = file_uncache,
 	.need_name = file_need_name,

@@ -122,7 +122,7 @@ static int synth_residency(struct pen_object *object, uint64_t offset, uint64_t 
 	return 0;
 }
 
-static void synth_willneed(struct pen_object *object, uint64_t offset, uint64_t length)
+static void synth_fetch(struct pen_object *object, uint64_t offset, uint64_t length)
 {
 	(void)object;
 	(void)offset;
@@ -148,7 +148,7 @@ const struct object_ops object_synth_ops = {
 	.open = synth_open,
 	.read = synth_read,
 	.residency = synth_residency,
-	.willneed = synth_willneed,
+	.fetch = synth_fetch,
 	.unchanged = synth_nothing,
 	.uncache = synth_nothing,
 	.need_name = synth_nothing,

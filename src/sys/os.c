@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <linux/capability.h>
 #include <linux/mempolicy.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,12 @@ int os_reopen(int fd, int flags)
 	FAULT("reopen");
 	snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
 	return os_above_standard(result(open(self, flags | O_CLOEXEC)));
+}
+
+int os_duplicate(int fd)
+{
+	FAULT("fcntl");
+	return result(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 }
 
 int os_close(int fd)
@@ -387,6 +394,17 @@ int os_filesystem(int fd, char *name, size_t size)
 	return 0;
 }
 
+bool os_filesystem_is_own(const char *name)
+{
+	static const char *const own[] = { "ext4", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs",
+					   "zfs", "f2fs", "bcachefs" };
+
+	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+		if (!strcmp(name, own[i]))
+			return true;
+	return false;
+}
+
 int os_uncache(int fd)
 {
 	FAULT("fadvise");
@@ -399,10 +417,36 @@ int os_random(int fd)
 	return -posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
-int os_willneed(int fd, uint64_t offset, uint64_t length)
+/* Linux 5.14; older kernels answer EINVAL. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+/*
+ * The kernel fetches for a mapping that wishes for huge pages 2 MiB at a time, as one piece of
+ * memory: that costs far less CPU time than any other way into the page cache, and what is
+ * there in large pieces is copied and registered faster later on.
+ */
+int os_fetch(int fd, uint64_t offset, uint64_t length)
 {
-	FAULT("fadvise");
-	return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+	uint64_t page = os_page_size(), start = offset / page * page;
+	size_t size = (size_t)(offset + length - start);
+	void *map;
+	int rc;
+
+	FAULT("fetch");
+	/* For a few pages that would be too much. */
+	if (length < HUGE_PAGE / 2)
+		return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)start);
+	if (map == MAP_FAILED)
+		return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+	madvise(map, size, MADV_HUGEPAGE);
+	rc = result(madvise(map, size, MADV_POPULATE_READ));
+	munmap(map, size);
+	if (rc == -EINVAL)
+		rc = -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+	return rc;
 }
 
 #ifndef SYS_cachestat
@@ -467,12 +511,12 @@ static void forget_page(int fd, uint64_t at)
 		posix_fadvise(fd, (off_t)(at / page * page), (off_t)page, POSIX_FADV_DONTNEED);
 }
 
-/* What this thread has had read from stores, in sectors. */
-static long sectors_read(void)
+uint64_t os_thread_read(void)
 {
 	struct rusage usage;
 
-	return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_inblock;
+	/* In sectors of 512 bytes, whatever the store has. */
+	return getrusage(RUSAGE_THREAD, &usage) ? 0 : (uint64_t)usage.ru_inblock * 512;
 }
 
 /* Any number below `limit`; another one each time. */
@@ -486,7 +530,7 @@ static uint64_t any_below(uint64_t limit)
 int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 {
 	uint64_t count = length / SAMPLE_BYTES, step, missed[SAMPLES], misses = 0;
-	long sectors = sectors_read();
+	uint64_t before = os_thread_read();
 
 	FAULT("preadv2");
 	count = count < 1 ? 1 : count < SAMPLES ? count : SAMPLES;
@@ -501,9 +545,9 @@ int os_cached_sample(int fd, uint64_t offset, uint64_t length, uint64_t *pages)
 		if (n < 0 && errno != EAGAIN)
 			return -errno;
 		/* From a fast store a page may be there before the read gives up on it. */
-		if (n <= 0 || sectors != sectors_read())
+		if (n <= 0 || before != os_thread_read())
 			missed[misses++] = at;
-		sectors = sectors_read();
+		before = os_thread_read();
 	}
 	/* All of them are on their way by now, so this takes as long as one. */
 	for (uint64_t i = 0; i < misses; i++)
@@ -650,10 +694,29 @@ void os_sleep(uint64_t ns)
 	nanosleep(&ts, NULL);
 }
 
+struct timespec os_from_now(double seconds)
+{
+	/* A lifetime is as good as for ever, and fits. */
+	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
+	uint64_t end = os_now() + (uint64_t)(wait * 1e9);
+
+	return (struct timespec){ (time_t)(end / 1000000000ull), (long)(end % 1000000000ull) };
+}
+
 void os_precise_sleep(void)
 {
 	/* The default slack of 50 us is longer than a copy takes. */
 	prctl(PR_SET_TIMERSLACK, 1ul, 0ul, 0ul, 0ul);
+}
+
+void os_stand_back(void)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, NULL);
+	/* Of one thread, whatever POSIX says of the process. */
+	setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
 }
 
 static struct {

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 /*
  * Files. Paths that do not begin with a slash start at the directory `from`; AT_FDCWD is where the
@@ -24,6 +25,7 @@ int os_above_standard(int fd);
 int os_open(int from, const char *path, int flags, mode_t mode);
 int os_open_unnamed(int directory, mode_t mode);	/* O_TMPFILE, to read and write */
 int os_reopen(int fd, int flags);	/* the same file; needs /proc */
+int os_duplicate(int fd);
 int os_close(int fd);
 ssize_t os_pread(int fd, void *buffer, size_t length, uint64_t offset);
 ssize_t os_pwrite(int fd, const void *buffer, size_t length, uint64_t offset);
@@ -58,9 +60,12 @@ int os_list(int from, const char *path, int (*each)(const char *name, void *cont
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
+bool os_filesystem_is_own(const char *name);	/* only this machine writes to such */
 int os_uncache(int fd);
 int os_random(int fd);	/* no readahead on this descriptor */
-int os_willneed(int fd, uint64_t offset, uint64_t length);	/* start to read it ahead */
+/* Have a range in the page cache when it returns, whole huge pages around it where the system has
+ * such; a short one, and on old kernels any, is only begun to be read. */
+int os_fetch(int fd, uint64_t offset, uint64_t length);
 uint64_t os_files_limit(void);	/* descriptors that this process may have */
 
 /* Page-cache residency of a range, in pages. -ENOSYS where the kernel cannot say. */
@@ -91,8 +96,11 @@ void os_eventfd_add(int fd);
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
+uint64_t os_thread_read(void);		/* bytes that stores had to read for it, so far */
 void os_sleep(uint64_t ns);
+struct timespec os_from_now(double seconds);	/* for pthread_cond_timedwait() */
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
+void os_stand_back(void);		/* this thread takes no signals, and cores that are free */
 
 /*
  * Forks. A child has one thread; a lock that another thread held at that moment would stay held in
@@ -109,6 +117,7 @@ enum os_fork_place {
 	OS_FORK_TUNER,		/* engine/tuner.c */
 	OS_FORK_URING,		/* io/queue_uring.c */
 	OS_FORK_CUFILE,		/* sys/cufile.c; its lock is held where forks may happen */
+	OS_FORK_WARM,		/* engine/warm.c */
 	OS_FORK_PLACES
 };
 

@@ -313,6 +313,30 @@ def test_cache_keep_leaves_all_of_it_and_drop_nothing(penstock, source):
     assert resident(source) == 0
 
 
+def test_cache_after_waits_until_all_of_it_is_there(penstock, source, monkeypatch):
+    size = source.stat().st_size
+    os.sync()
+    dropped = penstock.report(source, "host:", "--cache", "drop")
+    if resident(source) or not dropped["paths"][0]["path"].startswith("direct"):
+        pytest.skip("this file system does not drop its page cache, or has no direct I/O")
+    report = penstock.report(source, "host:", "--cache", "off")
+    assert "around the page cache" in report["cache_reason"] and "warmed_bytes" not in report
+    assert resident(source) == 0
+    report = penstock.report(source, "host:", "--cache", "after")
+    assert resident(source) >= size <= report["warmed_bytes"]
+    assert report["warming_seconds"] > 0 == report["not_warmed_bytes"]
+    assert penstock.report(source, "host:", "--cache", "after")["cache_reason"] == ""
+    # The default is the environment's.
+    penstock.report(source, "host:", "--cache", "drop")
+    monkeypatch.setenv("PENSTOCK_CACHE", "after")
+    assert "brought into the page cache" in penstock.ok("copy", source, "host:").out
+    assert resident(source) >= size
+    monkeypatch.setenv("PENSTOCK_CACHE", "sometimes")
+    error = penstock.fails("copy", source, "host:", status=2)
+    assert error["object"] == "sometimes" and "PENSTOCK_CACHE" in error["message"]
+    penstock.ok("copy", source, "host:", "--cache", "auto")
+
+
 def test_cache_is_kept_or_dropped_for_written_files(penstock, tmp_path):
     kept, dropped = tmp_path / "kept", tmp_path / "dropped"
     penstock.report("host:", dropped, "--size", "2M", "--cache", "drop")

@@ -268,9 +268,22 @@ def test_file_without_permission(penstock, open_dir):
     assert result.status == 1 and result.error["errno"] == "EACCES" and str(path) in result.err
 
 
-@pytest.mark.parametrize("args", [[], ["a", "b"]])
-def test_inspect_takes_one_model(penstock, args):
-    assert "MODEL" in penstock.fails("inspect", *args, status=2)["message"]
+def test_inspect_takes_a_model(penstock):
+    assert "MODEL" in penstock.fails("inspect", status=2)["message"]
+
+
+def test_several_files_are_one_model(penstock, model):
+    folder = model(3)
+    files = sorted(folder.glob("*.safetensors"))
+    whole, listed = inspect(penstock, folder), inspect(penstock, *files)
+    assert [file["name"] for file in listed["files"]] == list(map(str, files))
+    place = lambda found: {entry["name"]: (entry["offset"], entry["bytes"]) for entry
+                           in found["tensors"]}
+    assert place(listed) == place(whole) and listed["total"] == whole["total"]
+    assert listed["model"] == f"{files[0]} and 2 more"
+    assert len(inspect(penstock, *files[:2])["tensors"]) < len(whole["tensors"])
+    error = penstock.fails("inspect", files[0], files[1], files[0])
+    assert error["object"] == str(files[0]) and "is also in" in error["message"]
 
 
 def test_json_members_are_in_the_man_page(penstock, model):

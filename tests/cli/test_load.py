@@ -20,7 +20,8 @@ TYPES = ["auto", "CPU_GPU", "CPU_ASYNC_GPU", "CPU_CACHED_GPU", "MAPPED"]
 FIELDS = {"model", "transfer", "device", "files", "tensors", "bytes", "storage_bytes", "seconds",
           "setup_seconds", "gb_per_s", "cpu_seconds", "pinned_bytes", "lanes", "depth",
           "request_size", "requests", "retries", "latency_us", "refused", "paths", "open_seconds",
-          "runs", "ceiling", "ceiling_reason", "memory_bytes", "anonymous_bytes", "warnings"}
+          "runs", "ceiling", "ceiling_reason", "memory_bytes", "anonymous_bytes", "warnings",
+          "cache_reason"}
 SLOW = ["--lanes", "1", "--depth", "1", "--request-size", "128K", "--inject", "delay:1+:20ms"]
 
 
@@ -214,6 +215,19 @@ def test_report_adds_up(penstock, model):
     assert len(report["runs"]) == 1 and report["runs"][0]["seconds"] == report["seconds"] > 0
     assert all(path["reason"] for path in report["paths"] + report["refused"])
     assert report["anonymous_bytes"] < 64 * MIB and report["warnings"] == []
+
+
+def test_the_page_cache_is_filled_after_the_last_load(penstock, model):
+    options = ["--drop-cache", "--repeat", "2", "--no-ceiling", "--cache"]
+    first = on_host(penstock, model, *options, "off")
+    if first["not_evicted_bytes"] or not first["paths"][0]["path"].startswith("direct"):
+        pytest.skip("this file system does not drop its page cache, or has no direct I/O")
+    report = on_host(penstock, model, *options, "after")
+    assert report["warmed_bytes"] > 0 and not report["not_warmed_reason"]
+    assert [path["path"] for path in report["paths"]] == [first["paths"][0]["path"]]
+    again = on_host(penstock, model, "--no-ceiling", "--cache", "after")
+    assert [path["path"] for path in again["paths"]] == ["cached"]
+    assert again["cache_reason"] == ""
 
 
 def test_report_for_people(penstock, model):
@@ -521,11 +535,11 @@ def test_file_without_permission(penstock, open_dir):
 
 
 @pytest.mark.parametrize("args, words", [
-    ([], "MODEL is missing"), (["a", "b", "c"], "nothing else, and 3 arguments were given"),
+    ([], "MODEL is missing"),
     (["a", "--inject", "x"], "rule 1 cannot be understood"),
     (["a", "--repeat", "0"], "from 1 to 1000"), (["a", "--repeat", "1001"], "from 1 to 1000"),
     (["a", "--transfer", "warp"], "warp"), (["a", "--memory-limit", "1"], "is not a size from"),
-    (["a", "--cache", "maybe"], "auto|keep|drop"), (["a", "--keys"], None),
+    (["a", "--cache", "maybe"], "auto|keep|after|drop|off"), (["a", "--keys"], None),
 ])
 def test_called_wrongly(penstock, args, words):
     if words is None:    # --json would be taken for the value
@@ -602,3 +616,13 @@ def test_bar_shows_the_load(penstock, large):
     assert all(re.match(r"loading +\d+ %  ", line) for line in lines)
     quiet = on_terminal(penstock, "load", large, "--device", "host", "--quiet", *SLOW)
     assert quiet[2] == "" and quiet[1] == ""
+
+
+def test_several_files_are_loaded_as_one_model(penstock, model):
+    files = sorted(model.glob("*.safetensors"))
+    whole, listed = (on_host(penstock, *paths, "--hash", "--no-ceiling")
+                     for paths in ([model], files))
+    hashes = lambda found: {entry["name"]: entry["hash"] for entry in found["hashes"]}
+    assert len(files) == listed["files"] == 3 and hashes(listed) == hashes(whole)
+    some = on_host(penstock, files[2], "--keys", "*norm*", files[0], "--no-ceiling")
+    assert some["files"] == 2 and some["tensors"] < listed["tensors"]

@@ -139,7 +139,7 @@ def test_unknown_option_suggests_the_nearest(penstock, wrong, right):
     (["--offset", "9E"], "'9E' is not a size"),
     (["--memory-limit", "1"], "'1' is not a size from"),
     (["--request-size", "4G"], "'4G' is not a size from"),
-    (["--cache", "maybe"], "'maybe' is not one of auto|keep|drop"),
+    (["--cache", "maybe"], "'maybe' is not one of auto|keep|after|drop|off"),
     (["--transfer", "warp"], "warp"),
     (["--transfer", "9"], "9"),
     (["--quiet=yes"], "it takes no value"),

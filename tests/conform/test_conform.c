@@ -849,7 +849,7 @@ TEST(options_that_make_no_sense_are_refused)
 		{ .size = 0 },
 		{ .size = sizeof(table[0]), .transfer = 10 },
 		{ .size = sizeof(table[0]), .transfer = -1 },
-		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .cache = 3 },
+		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .cache = 5 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .memory_limit = 64 * KIB - 1 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .memory_limit = 1 },
 		{ .size = sizeof(table[0]), .transfer = PEN_AUTO, .request_size = 1000 },

@@ -193,7 +193,7 @@ def test_the_result_has_its_parts(whole):
     assert found["model"]["tensors"] == 11
     assert found["model"]["files"] == 4
     assert found["model"]["tensor_bytes"] == 4 * (1024 * 4096 * 2 + 1001 * 4) + 4 + 13
-    assert found["states"] == ["warm", "cold", "mixed"]
+    assert found["states"] == ["warm", "mixed", "cold"]
     for key in ("disk_gb_per_s", "cache_gb_per_s"):
         assert found["ceilings"][key]["median"] > 0
     assert found["ceilings"]["copy_gb_per_s"] is None
@@ -537,6 +537,7 @@ class FakeRunner:
     def __init__(self, seconds: dict[str, float], slow: dict[str, float]) -> None:
         """Seconds to load by state, and more for some loaders in every state."""
         self.seconds, self.slow, self.now, self.ran = seconds, slow, 1000.0, []
+        self.jobs: list[dict] = []
 
     def monotonic(self) -> float:
         return self.now
@@ -553,6 +554,7 @@ class FakeRunner:
         seconds = self.seconds[job["state"]] + self.slow.get(loader, 0.0)
         self.now += seconds + 0.5
         self.ran.append((job["state"], loader, job["watch"]))
+        self.jobs.append(job)
         memory = dict.fromkeys(("held", "RssAnon", "RssFile", "driver", "system"), 0)
         return {"status": "ok", "seconds": seconds, "cpu_seconds": seconds, "memory": memory}
 
@@ -589,6 +591,34 @@ def missing(made: schedule.Schedule) -> dict[str, int]:
 def test_the_classes_are_all_loaders():
     assert [name for name, loader in BY_NAME.items() if loader.first] == FIRST
     assert [name for name, loader in BY_NAME.items() if not loader.first] == OTHERS
+
+
+def test_a_second_load_comes_after_one_whose_process_stayed(simulate):
+    made, runner = simulate(None, {"second": 1.0}, memory=False, pause=7.0)
+    mine = [job for job, (_, name, _) in zip(runner.jobs, runner.ran) if name == "penstock"]
+    assert [job["stay"] for job in mine] == [7.0, 0.0] * 3
+    assert len(made.rows[0].runs) == 3
+
+
+def test_the_host_and_a_busy_driver_are_compared_beside_a_gpu(simulate):
+    made, runner = simulate(None, {"warm": 1.0, "busy": 1.1, "cpu": 0.1}, memory=False)
+    assert {job["device"] for job in runner.jobs if job["state"] == "cpu"} == {"cpu"}
+    assert {job["device"] for job in runner.jobs if job["state"] != "cpu"} == {"cuda:0"}
+    assert {job["state"] for job in runner.jobs if job["busy"]} == {"busy"}
+    # One that knows no host is left out there, and only there.
+    ran = [state for state, name, _ in runner.ran if name == "kvikio"]
+    assert ran == ["warm"] * 3 + ["busy"] * 3
+    assert not missing(made)
+
+
+def test_states_that_mean_nothing_on_the_host_are_named(model):
+    done = compare(str(model), "--device", "cpu", "--rounds", "1", "--loaders",
+                   "penstock,safetensors", "--no-memory", "--no-ceilings", "--warm", "--busy",
+                   "--cpu", "--second", "--pause", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert "busy: not measured, there is no driver to ask" in done.stdout
+    assert "cpu: not measured, everything goes to the host here" in done.stdout
+    assert "second s" in done.stdout and "warm s" in done.stdout and "busy s" not in done.stdout
 
 
 def test_without_a_limit_all_take_turns(simulate):

@@ -42,7 +42,16 @@ assert same(session["layer"].weight.data, "model.layers.0.mlp.up_proj.weight")
 assert len(session["attention"]) == 12 and set(session["norms"]) < set(theirs)
 mine = session["shard"]["model.layers.1.self_attn.o_proj.weight"]
 assert torch.equal(mine.cpu(), theirs["model.layers.1.self_attn.o_proj.weight"][:, :32])
+assert len(session["listed"]) == len(theirs)
+assert session["top"]["model.layers.1.mlp.up_proj.weight"].shape == (8, 64)
+name = "layers.0.mlp.up_proj.weight"
+assert same(session["bare"][name], f"model.{name}")
+assert same(session["spread"][f"model.{name}"], f"model.{name}")
+assert all(same(parameter.data, name) for name, parameter in session["filled"].named_parameters())
+assert same(session["norm"].weight.data, "model.norm.weight")
 assert {tensor.dtype for tensor in session["smaller"].values()} == {torch.float16}
+assert {tensor.dtype for tensor in session["again_smaller"].values()} == {torch.float16}
+assert session["precise"]["model.norm.weight"].dtype == torch.float32
 assert torch.equal(session["state"], session["copy"])
 assert torch.equal(session["part"].cpu(), theirs["model.embed_tokens.weight"][:16, 8:24])
 assert str(session["model"].device) == str(torch.device(device))

@@ -174,7 +174,7 @@ def test_a_folder_that_was_removed_is_an_error_in_words(here):
     assert begun.finish("", False) is None, "the load began anew"
 
 
-@pytest.mark.parametrize("name", [3, None, 3.5, [], object(), True],
+@pytest.mark.parametrize("name", [3, None, 3.5, [3], object(), True],
                          ids=lambda name: type(name).__name__)
 @pytest.mark.parametrize("call", [penstock.load_file, penstock.load_model, penstock.stream,
                                   penstock.safe_open, penstock.File, penstock.fromfile,

@@ -736,7 +736,7 @@ class Watched:
 
     made = []
 
-    def __init__(self, path, device):
+    def __init__(self, path, device, *, cache):
         self.path, self.device, self.cancelled = path, device, False
         Watched.made.append(self)
 

@@ -361,6 +361,72 @@ TEST(one_bad_file_of_many_is_named)
 	refused(folder(), -EBADMSG, "b.safetensors", "more than", "");
 }
 
+/* ---------------------------------------------------------------------------------- lists -- */
+
+static void load_all(void);
+
+static int open_list(size_t count, ...)
+{
+	const char *paths[8];
+	va_list args;
+	int rc;
+
+	va_start(args, count);
+	for (size_t i = 0; i < count; i++)
+		paths[i] = va_arg(args, const char *);
+	va_end(args);
+	memset(&err, 0x55, sizeof(err));
+	rc = pen_model_open_files(paths, count, &model, &err);
+	CHECK(!rc == !!model);
+	return rc;
+}
+
+TEST(listed_files_are_one_model_in_the_order_of_the_list)
+{
+	CHECK(!mkdir(in_scratch("other"), 0755));
+	write_tensors("b.safetensors", "y", 4, "x", 4, NULL);
+	write_tensors("other/b.safetensors", "z", 4, NULL);
+	write_tensors("left_out.safetensors", "x", 4, NULL);
+	CHECK(!chdir(folder()));
+	CHECK_EQ(open_list(2, "other/b.safetensors", "b.safetensors"), 0);
+	has_files("other/b.safetensors b.safetensors");
+	has_tensors("z y x");
+	CHECK_EQ(warnings(), 0);
+	CHECK_EQ(pen_model_find(model, "x")->file, 1);
+	/* It is of one place, wherever the process goes. */
+	CHECK(!chdir("/"));
+	for (size_t i = 0; i < 2; i++)
+		CHECK_EQ(object_unchanged(model->files[i].object, &err), 0);
+	load_all();
+	pen_model_close(model);
+}
+
+TEST(a_tensor_in_two_listed_files_is_refused)
+{
+	write_tensors("a.safetensors", "x", 4, "both", 4, NULL);
+	write_tensors("b.safetensors", "both", 4, NULL);
+	CHECK(!chdir(folder()));
+	CHECK_EQ(open_list(2, "b.safetensors", "a.safetensors"), -EBADMSG);
+	CHECK(strstr(err.message, "tensor \"both\" is also in b.safetensors"));
+	CHECK(!strcmp(err.object, "a.safetensors") && strstr(err.hint, "Leave one"));
+	/* Nor can one be listed twice. */
+	CHECK_EQ(open_list(2, "b.safetensors", "./b.safetensors"), -EBADMSG);
+}
+
+TEST(a_list_names_files_and_nothing_else)
+{
+	write_tensors("a.safetensors", "x", 4, NULL);
+	CHECK(!chdir(folder()));
+	CHECK_EQ(open_list(0), -EINVAL);
+	CHECK(strstr(err.message, "no file is named"));
+	CHECK_EQ(open_list(2, "a.safetensors", ""), -EINVAL);
+	CHECK(strstr(err.message, "empty"));
+	CHECK_EQ(open_list(2, "a.safetensors", "nowhere"), -ENOENT);
+	CHECK(strstr(err.object, "nowhere"));
+	CHECK_EQ(open_list(2, "a.safetensors", "."), -EISDIR);
+	CHECK(strstr(err.hint, "Name a file in it"));
+}
+
 TEST(a_folder_with_nothing_says_what_was_looked_for)
 {
 	write_text("config.json", "{}");
@@ -1196,8 +1262,18 @@ static int fail_kth(const char *name)
 		? fault.code : 0;
 }
 
-/* Open the folder with the k-th call failing; is k beyond the last call? */
-static bool open_with_fault(unsigned int k, bool for_good)
+static int open_folder(void)
+{
+	return pen_model_open(folder(), &model, &err);
+}
+
+static int open_both(void)
+{
+	return open_list(2, "1.safetensors", "2.safetensors");
+}
+
+/* Open with the k-th call failing; is k beyond the last call? */
+static bool open_with_fault(int (*open)(void), const char *tensors, unsigned int k, bool for_good)
 {
 	static const int codes[] = { EIO, ENOMEM, EMFILE, EACCES };
 	unsigned int before = entries_in("/proc/self/fd");
@@ -1209,14 +1285,13 @@ static bool open_with_fault(unsigned int k, bool for_good)
 	fault.code = codes[k % 4];
 	memset(&err, 0x55, sizeof(err));
 	sys_fault_hook = fail_kth;
-	rc = pen_model_open(folder(), &model, &err);
+	rc = open();
 	sys_fault_hook = NULL;
 	if (rc) {
 		CHECK(!model && rc < 0 && err.code == rc);
 		CHECK(err.message[0] && err.operation[0]);
 	} else {
-		has_tensors("a extra b");
-		CHECK_EQ(warnings(), 2);
+		has_tensors(tensors);
 	}
 	fault.k = 0;
 	pen_model_close(model);
@@ -1224,12 +1299,12 @@ static bool open_with_fault(unsigned int k, bool for_good)
 	return fault.calls < k;
 }
 
-static void fail_every_call(void)
+static void fail_every_call(int (*open)(void), const char *tensors)
 {
 	for (int for_good = 0; for_good < 2; for_good++) {
 		unsigned int k = 1;
 
-		while (!open_with_fault(k, for_good))
+		while (!open_with_fault(open, tensors, k, for_good))
 			k++;
 		printf("%u calls\n", k);
 		CHECK(k > 30);
@@ -1241,7 +1316,15 @@ TEST(every_call_of_opening_may_fail)
 	write_tensors("1.safetensors", "a", 4, "extra", 4, NULL);
 	write_tensors("2.safetensors", "a", 4, "b", 4, NULL);
 	write_text(INDEX, "{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"2.safetensors\"}}");
-	fail_every_call();
+	fail_every_call(open_folder, "a extra b");
+}
+
+TEST(every_call_of_opening_a_list_may_fail)
+{
+	write_tensors("1.safetensors", "a", 4, "c", 4, NULL);
+	write_tensors("2.safetensors", "b", 4, NULL);
+	CHECK(!chdir(folder()));
+	fail_every_call(open_both, "a c b");
 }
 
 TEST(every_call_of_loading_may_fail)

@@ -71,7 +71,7 @@ TEST(options_that_make_no_sense_are_refused_in_words)
 	CHECK_EQ(WITH(transfer, 10), -EINVAL);
 	CHECK_EQ(WITH(transfer, -1), -EINVAL);
 	CHECK(strstr(err.message, "-1"));
-	CHECK_EQ(WITH(cache, 3), -EINVAL);
+	CHECK_EQ(WITH(cache, 5), -EINVAL);
 	CHECK_EQ(WITH(cache, -1), -EINVAL);
 	CHECK_EQ(WITH(memory_limit, 65535), -EINVAL);
 	CHECK(strstr(err.hint, "64 KiB"));

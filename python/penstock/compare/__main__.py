@@ -15,8 +15,8 @@ from .loaders import BY_NAME, LOADERS
 from .model import ModelError, model_open
 from .runner import Runner
 from .schedule import Options, Schedule
+from .states import BY_STATE, USUAL
 
-STATES = ("warm", "cold", "mixed")
 DESCRIPTION = """Load a model with Penstock and with the other loaders there are, each in its own
 process, in turns, and show how long each takes, how much memory, and what the machine could do."""
 
@@ -44,9 +44,9 @@ def rounds(text: str) -> tuple[int, dict[str, int]]:
             count = int(number)
             continue
         state, colon, name = name.rpartition(":")
-        if colon and state not in STATES:
+        if colon and state not in BY_STATE:
             raise argparse.ArgumentTypeError(f"{state!r} is no state; there are "
-                                             f"{', '.join(STATES)}")
+                                             f"{', '.join(BY_STATE)}")
         special.update({state + colon + each: int(number) for each in names(name)})
     return count, special
 
@@ -73,6 +73,13 @@ def parser() -> argparse.ArgumentParser:
     add("--warm", action="store_true", help="only with the files in the page cache")
     add("--cold", action="store_true", help="only with the files out of it (default: both)")
     add("--mixed", action="store_true", help="also with half of the shards in it")
+    add("--busy", action="store_true",
+        help="also while another thread of the process asks the driver for its free memory")
+    add("--cpu", action="store_true", help="also to the host")
+    add("--second", action="store_true",
+        help="also the next load after a cold one, in another process")
+    add("--pause", type=float, default=20.0, metavar="S",
+        help="how long the process before the second load stays (default 20)")
     add("--path", type=folder, action="append", default=[], metavar="[LOADER=]FOLDER",
         help="put FOLDER first in sys.path, for one loader or for all")
     add("--torch-files", metavar="DIR",
@@ -99,10 +106,10 @@ def device_default() -> str:
 
 
 def states_of(arguments: argparse.Namespace) -> list[str]:
-    asked = [state for state in STATES if getattr(arguments, state)]
-    if not arguments.warm and not arguments.cold:
-        asked = ["warm", "cold"] + asked
-    return asked
+    asked = {state for state in BY_STATE if getattr(arguments, state)}
+    if not asked & set(USUAL):
+        asked |= set(USUAL)
+    return [state for state in BY_STATE if state in asked]
 
 
 def list_loaders() -> None:
@@ -135,7 +142,8 @@ def main(words: list[str] | None = None) -> int:
         rounds_of=arguments.rounds[1], loaders=arguments.loaders or list(BY_NAME),
         timeout=arguments.timeout, limit=arguments.limit, torch_files=arguments.torch_files,
         startup=arguments.startup, tensor_parallel=bool(arguments.tp),
-        memory=not arguments.no_memory, ceilings=not arguments.no_ceilings)
+        memory=not arguments.no_memory, ceilings=not arguments.no_ceilings,
+        pause=arguments.pause)
     if not arguments.quiet:
         options.say = lambda text: print(text, file=sys.stderr, flush=True)
     try:

@@ -19,6 +19,8 @@ import threading
 import time
 from pathlib import Path
 
+from .measure import cpu_seconds
+
 MIB = 1 << 20
 HUGE = 2 * MIB
 # threads x MiB; the knee of a disk lies somewhere in between, and nobody knows where beforehand.
@@ -73,7 +75,7 @@ def read_files(files: list[str], threads: int, request: int, direct: bool,
         lanes = [threading.Thread(target=lane, args=(number,)) for number in range(threads)]
         for thread in lanes:
             thread.start()
-        start = time.monotonic()
+        start, cpu = time.monotonic(), cpu_seconds()
         stop = start + seconds
         ready.set()
         for thread in lanes:
@@ -82,7 +84,7 @@ def read_files(files: list[str], threads: int, request: int, direct: bool,
             raise failures[0]
         spent = time.monotonic() - start
         return {"threads": threads, "request": request, "bytes": sum(done), "seconds": spent,
-                "gb_per_s": sum(done) / spent / 1e9}
+                "cpu_seconds": cpu_seconds() - cpu, "gb_per_s": sum(done) / spent / 1e9}
     finally:
         for file in opened:
             os.close(file)

@@ -15,9 +15,11 @@ import resource
 import threading
 import time
 import zlib
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
 PERIOD = 0.002
+ASK_PERIOD = 0.02
 SAMPLE = 4096
 PAGE = 4096
 # Memory that the driver shares with the process: a range of /dev/nvidia0, /dev/nvidiactl or of
@@ -181,6 +183,25 @@ def differences(expected: dict[str, list[int]], found: dict[str, list[int]]) -> 
             return f"{wrong[0]} has {size} bytes instead of {expected[wrong[0]][0]}"
         return f"{len(wrong)} tensors hold other bytes than the file, {wrong[0]} first"
     return ""
+
+
+@contextmanager
+def busy(device: str) -> Iterator[None]:
+    """Meanwhile a thread asks the driver what memory is free, as monitors do."""
+    import torch
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(ASK_PERIOD):
+            torch.cuda.mem_get_info(device)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def clocked(load, device: str) -> tuple[Any, float, float]:

@@ -10,8 +10,8 @@ from typing import Any, Iterable
 
 from .._error import shown
 from .schedule import Row, Schedule
+from .states import BY_STATE, STATES, USUAL
 
-STATES = ("warm", "mixed", "cold")
 BASE = "transformers"
 US = "penstock"
 # Rows of Penstock's own, which are no peers of it.
@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
 
 def row_result(row: Row, tensor_bytes: int) -> dict[str, Any]:
     states = {}
-    for state in STATES:
+    for state in BY_STATE:
         runs = [run for run in row.runs if run["state"] == state]
         if runs:
             seconds = spread(run["seconds"] for run in runs)
@@ -177,7 +177,7 @@ def label_of(row: dict) -> str:
 
 def table(found: dict) -> str:
     """The loaders, one line each; those that gave nothing have their reason instead."""
-    states = [state for state in STATES if state in found["states"]]
+    states = [state for state in BY_STATE if state in found["states"]]
     head = ["loader", "setting", "version"]
     for state in states:
         head += [f"{state} s", "x"]
@@ -259,14 +259,17 @@ def text(found: dict) -> str:
              f"{size_text(model['tensor_bytes'])} in {model['files']} "
              f"file{'s' * (model['files'] != 1)}, to {device}",
              f"seconds from a ready device to the last tensor {usable}: median (least-most); "
-             "x: times faster than transformers", "", table(found), ""]
+             "x: times faster than transformers"]
+    lines += [f"{state.name}: {state.what}" for state in STATES
+              if state.name in found["states"] and state.name not in USUAL]
+    lines += ["", table(found), ""]
     for part in (ceilings_text(found), startup_text(found)):
         if part:
             lines += part + [""]
     lines += found["conclusion"]
     lines += [f"note: {note}" for note in found["notes"]]
     left = [f"{label_of(row)} {state} {count} time{'s' * (count != 1)}"
-            for row in found["loaders"] for state in STATES
+            for row in found["loaders"] for state in BY_STATE
             if (count := sum(run["state"] == state for run in row["left_out"]))]
     if left:
         lines.append("left out for lack of time: " + "; ".join(left))
@@ -277,7 +280,7 @@ def text(found: dict) -> str:
 def conclusion(found: dict) -> list[str]:
     """Who is ahead, by how much, and how far from what the machine can do."""
     lines = []
-    for state in STATES:
+    for state in BY_STATE:
         times = sorted((time, row["name"], label_of(row)) for row in found["loaders"]
                        if (time := median_of(row, state)) is not None)
         if not times:
@@ -326,7 +329,7 @@ def plot(found: dict, path: str) -> None:
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    states = [state for state in STATES
+    states = [state for state in BY_STATE
               if any(median_of(row, state) for row in found["loaders"])]
     count = max(1, len(states))
     rows = max(3, len(found["loaders"]))

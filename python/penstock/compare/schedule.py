@@ -26,9 +26,8 @@ from .ceilings import GEOMETRIES, MIB
 from .loaders import BY_NAME, Loader
 from .model import Model
 from .runner import Runner
+from .states import BY_STATE
 
-# How much of the time each state is worth.
-SHARES = {"warm": 4.0, "cold": 5.0, "mixed": 2.0}
 # Each geometry of the sweep, each of the times: a shared disk has its moments.
 DISK_SECONDS = 0.75
 DISK_SWEEPS = 2
@@ -68,6 +67,8 @@ class Options:
     tensor_parallel: bool = False
     memory: bool = True
     ceilings: bool = True
+    # How long a process stays after a load before the second one begins.
+    pause: float = 20.0
     say: Callable[[str], None] = lambda text: None
 
 
@@ -109,6 +110,7 @@ class Schedule:
     # ------------------------------------------------------------------------------- the whole
 
     def run(self) -> None:
+        self.refuse_states()
         if self.cuda:
             with self.phase("device"):
                 self.check_device()
@@ -143,7 +145,7 @@ class Schedule:
     def run_states(self, phase: str, rows: list[Row], skip: int = 0,
                    most: int | None = None) -> None:
         """Rounds `skip` to `most` of these loaders, state by state."""
-        weights = {state: SHARES[state] for state in self.options.states}
+        weights = {state: BY_STATE[state].share for state in self.options.states}
         for state in self.options.states:
             deadline = self.share(weights.pop(state), sum(weights.values()))
             count = max((self.rounds_of(row, state) for row in rows), default=0)
@@ -231,6 +233,12 @@ class Schedule:
         if answer["status"] != "ok":
             raise RuntimeError(f"the reference could not be read: {answer['reason']}")
 
+    def refuse_states(self) -> None:
+        for state in list(self.options.states):
+            if reason := BY_STATE[state].refusal(self.options.device):
+                self.options.states.remove(state)
+                self.notes.append(f"{state}: not measured, {reason}")
+
     def refuse_early(self) -> None:
         """Name the loaders that cannot run here at all."""
         for row in self.rows:
@@ -280,12 +288,17 @@ class Schedule:
         if deadline is None:
             return True
         guess = (row.overhead or row.loader.start_seconds) + self.reading_seconds()
+        if BY_STATE[state].second:
+            guess = 2 * guess + self.options.pause
         return time.monotonic() + row.walls.get(state, guess) <= deadline
 
     def reading_seconds(self) -> float:
         return self.model.file_bytes / GUESS_BYTES_PER_S
 
     def rounds_of(self, row: Row, state: str) -> int:
+        if row.loader.cuda_only and not BY_STATE[state].device(self.options.device).startswith(
+                "cuda"):
+            return 0
         special = self.options.rounds_of
         name = row.loader.name
         return special.get(f"{state}:{name}", special.get(name, self.options.rounds))
@@ -301,19 +314,24 @@ class Schedule:
             row.left_out.append({"state": state, "round": turn + 1})
             return True
         start = time.monotonic()
-        set_state(state, self.files_of(row))
-        answer = self.runner.run(
-            {"kind": "load", "loader": name, "state": state, "model": self.model.path,
-             "files": list(self.model.files), "torch_files": self.torch_files,
-             "device": self.options.device, "reference": self.reference, "watch": watch},
-            self.options.timeout, loader=name)
+        about = BY_STATE[state]
+        set_state(about.cache, self.files_of(row))
+        job = {"kind": "load", "loader": name, "state": state, "model": self.model.path,
+               "files": list(self.model.files), "torch_files": self.torch_files,
+               "device": about.device(self.options.device), "reference": self.reference,
+               "watch": watch, "busy": about.busy, "stay": 0.0}
+        if about.second:
+            answer = self.runner.run({**job, "stay": self.options.pause},
+                                     self.options.timeout + self.options.pause, loader=name)
+        if not about.second or answer["status"] == "ok":
+            answer = self.runner.run(job, self.options.timeout, loader=name)
         wall = time.monotonic() - start
         row.walls[state] = max(row.walls.get(state, 0.0), wall)
         row.overhead = max(row.overhead, wall - answer.get("seconds", wall))
         row.version = answer.get("version", row.version)
         if answer["status"] != "ok":
             row.fail(answer)
-            self.options.say(f"{state:5} {turn + 1}  {name:24} {row.status}: {row.reason}")
+            self.options.say(f"{state:6} {turn + 1}  {name:24} {row.status}: {row.reason}")
             return True
         if watch:
             row.memory = answer["memory"] | {"tensors": self.model.tensor_bytes,
@@ -324,7 +342,7 @@ class Schedule:
         row.runs.append({"state": state, "round": turn + 1, **{
             key: answer[key] for key in ("seconds", "cpu_seconds", "wall", "report")
             if key in answer}})
-        self.options.say(f"{state:5} {turn + 1}  {name:24} {answer['seconds']:8.3f} s  "
+        self.options.say(f"{state:6} {turn + 1}  {name:24} {answer['seconds']:8.3f} s  "
                          f"{answer['cpu_seconds']:6.2f} CPU-s")
         return True
 
@@ -334,7 +352,7 @@ class Schedule:
         if not self.options.ceilings:
             return
         if deadline is not None and time.monotonic() + self.ceilings_guess(state, turn) > deadline:
-            if turn == 0 and state != "mixed":
+            if turn == 0 and state in ("warm", "cold"):
                 self.notes.append(f"there was no time for the ceilings of {state} files")
             return
         files = list(self.model.files)

@@ -16,7 +16,9 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,8 @@ def load(job: dict) -> dict:
     watch = measure.Watch(job["device"]) if job["watch"] else None
     if watch:
         watch.start()
-    tensors, answer["seconds"], answer["cpu_seconds"] = measure.clocked(call, job["device"])
+    with measure.busy(job["device"]) if job["busy"] else nullcontext():
+        tensors, answer["seconds"], answer["cpu_seconds"] = measure.clocked(call, job["device"])
     if watch:
         answer["memory"] = watch.finish()
     if loader.distribution == "penstock" and (report := sys.modules["penstock"].last_report()):
@@ -86,6 +89,8 @@ def load(job: dict) -> dict:
         trouble = f"what it returned could not be read: {words(error)}"
     if trouble:
         answer.update(status="wrong", reason=trouble)
+    # As a program that works with its tensors does; what goes on behind its back may go on.
+    time.sleep(job["stay"])
     return answer
 
 
@@ -163,6 +168,10 @@ def do(job: dict) -> dict:
     if kind == "cache":
         return {"status": "ok", "rows": beside("ceilings").cache(
             job["files"], job["seconds"], job["reads"])}
+    if kind == "reads":
+        ceilings, size = beside("ceilings"), sum(Path(file).stat().st_size for file in job["files"])
+        return {"status": "ok", "row": ceilings.read_files(
+            job["files"], job["threads"], job["request"], False, size / 1e8)}
     if kind == "copy":
         beside("measure").device_ready(job["device"])
         return {"status": "ok", "rows": beside("ceilings").copy(job["device"])}
@@ -177,6 +186,7 @@ def work(job: dict) -> None:
     """Do a job and leave its answer; ends the process, without what libraries do on the way out."""
     os.dup2(2, 1)
     sys.path[:0] = job.get("path", [])
+    os.environ.update(job.get("environment", {}))
     try:
         answer = do(job)
     except ImportError as error:
