@@ -45,7 +45,7 @@ static void print_values(const struct option_entry *option, const char *special)
 {
 	static const char *const devices[] = { "host", "cuda:0", NULL };
 
-	if (option->kind == OPTION_CHOICE)
+	if (option->choices)
 		print_words(option->choices, special);
 	else if (option->kind == OPTION_DEVICE)
 		print_words(devices, special);

@@ -510,7 +510,7 @@ struct pen_warming {
 	char reason[PEN_REASON_MAX];	/* ... and why not, of the last; "": there are none */
 };
 
-#define PEN_WARMING_INIT { .size = sizeof(struct pen_warming) }
+#define PEN_WARMING_INIT PEN_SIZED_INIT(pen_warming)
 
 void pen_warming_poll(struct pen_warming *warming);
 

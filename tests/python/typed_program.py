@@ -54,6 +54,19 @@ def loads(path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def halved(name: str, tensor: penstock.TensorInfo) -> str | None:
+    """What a function for dtype= is told."""
+    return "F16" if tensor.dtype == "F32" and len(tensor.shape) > 1 and name else None
+
+
+def cache() -> int:
+    """What is read into the page cache afterwards."""
+    now: penstock.Warming = penstock.warming()
+    now.wait(timeout=1)
+    now.stop()
+    return now.left + now.brought
+
+
 def ahead(path: Path) -> None:
     """Reading before it is needed."""
     running: penstock.Prefetch = penstock.prefetch(path)
@@ -95,6 +108,7 @@ def main(folder: Path) -> None:
     """All of it, in a folder of its own."""
     path = save(folder)
     print(files(folder), loads(path), *reports(), errors(folder))
+    print(penstock.load_file(path, framework="np", dtype=halved)["a"].dtype, cache())
     ahead(path)
     penstock.trim()
 

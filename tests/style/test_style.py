@@ -152,8 +152,10 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	char path[sizeof(struct pen_path) * PEN_PATHS_MAX], reason[PEN_REASON_MAX];
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_warming warming = PEN_WARMING_INIT;
 	struct pen_error err;
 
+	pen_warming_poll(&warming);
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;
 	options.stream = extent->fill ? PEN_STREAM_LEGACY : PEN_STREAM_PER_THREAD;
