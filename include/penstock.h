@@ -545,6 +545,113 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 		   const struct pen_options *options, struct pen_job **job,
 		   struct pen_error *err);
 
+/* ---------------------------------------------------------------------------------- saving -- */
+
+/* A tensor to be saved: its numbers one after the other, the last dimension first. */
+struct pen_save_tensor {
+	const char *name;		/* UTF-8 */
+	size_t name_length;		/* for one that holds a NUL; 0: up to its NUL */
+	int dtype;			/* enum pen_dtype */
+	uint32_t rank;
+	const uint64_t *shape;		/* `rank` numbers */
+	void *memory;
+	struct pen_device *device;	/* whose memory it is; NULL: the host's */
+	uint32_t file;			/* into options.files, where these are given */
+	uint64_t reserved[4];
+};
+
+struct pen_save_options {
+	size_t size;			/* sizeof(struct pen_save_options) */
+	uint64_t align;			/* the first tensor of a file begins at a multiple of this,
+					   for which the header is filled up with spaces: a power of
+					   two from 8 to 1 MiB. 0: 8, and the file has the very
+					   bytes that the safetensors package writes; with 4096 the
+					   tensors' bytes lie as the disk wants them */
+	const struct pen_metadata *metadata;	/* for each file, keys once, lengths of 0 as with
+						   names; NULL: none, not even an empty one */
+	size_t metadata_count;
+	uint64_t shard_size;		/* a folder of files of at most so many bytes of tensors,
+					   cut and named as the Hugging Face libraries do it, with
+					   an index where there are several; 0: one file */
+	const char *const *files;	/* a folder of these files, as `file` of each tensor says,
+					   with an index where there are several; not together with
+					   shard_size. NULL: see there */
+	size_t file_count;
+	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
+						   Tensors of several devices are one job: name what
+						   must come first in its `streams` */
+};
+
+#define PEN_SAVE_OPTIONS_INIT { .size = sizeof(struct pen_save_options) }
+
+/*
+ * Save tensors as a safetensors file - `path` - or as a folder of them, which must be there: see
+ * the options. Header and tensors of all devices and files are one job. Everything that can be
+ * refused is refused here: names that come twice, a shape that is too large, a disk that is too
+ * small. Memory and devices must live until pen_save_wait(), all else need not.
+ *
+ *	struct pen_save_tensor weight = { .name = "weight", .dtype = PEN_F32, .rank = 2,
+ *					  .shape = shape, .memory = memory, .device = gpu };
+ *	struct pen_save *save;
+ *
+ *	if (pen_save_start("model.safetensors", &weight, 1, NULL, &save, &err) ||
+ *	    pen_save_wait(save, NULL, &err))
+ *		return fail(&err);
+ *
+ * What is promised of one file is what pen_object_commit() promises. Of a folder: all files are
+ * durable before the first gets its name, and the index comes last; then files of an older model
+ * that the new one has no use for (model*.safetensors and the index) are removed. So an error leaves
+ * the old model. A kill or a power loss in the moment while names are given leaves the old index,
+ * and under names that both models use some files of the new one, which may not fit: save again.
+ */
+struct pen_save;
+int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size_t count,
+		   const struct pen_save_options *options, struct pen_save **save,
+		   struct pen_error *err);
+
+/* As with jobs, and as safe in other threads and in signal handlers. What is cancelled before
+ * pen_save_wait() begins to give names changes nothing. */
+void pen_save_poll(struct pen_save *save, struct pen_progress *progress);
+void pen_save_cancel(struct pen_save *save);
+
+/* 0 when all bytes have been written (pen_save_wait() then has to make them durable); -ETIMEDOUT
+ * when `seconds` have passed. The memory may change again from then on. */
+int pen_save_wait_for(struct pen_save *save, double seconds);
+
+/* Wait, commit, release. The report is that of the job, without the commit. */
+int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_error *err);
+
+/* What a save would write, without writing it: for who makes the bytes as they go. */
+struct pen_layout_file {
+	const char *name;		/* in its folder; NULL where there is one file without any */
+	const void *header;		/* everything before the first tensor */
+	uint64_t header_size;
+	uint64_t size;			/* of the whole file */
+	const size_t *tensors;		/* numbers of its tensors, as they lie */
+	size_t tensor_count;
+	uint64_t reserved[4];
+};
+
+/* Where a tensor lies. */
+struct pen_layout_place {
+	uint64_t file, offset, bytes;
+};
+
+struct pen_layout {
+	const struct pen_layout_file *files;
+	size_t file_count;
+	const struct pen_layout_place *places;	/* one for each tensor, in the caller's order */
+	uint64_t bytes;			/* of all tensors */
+	const char *index;		/* the text of the index; NULL: one file needs none */
+	size_t index_size;
+};
+
+/* The tensors' memory is not looked at. Release with pen_layout_free(), which takes NULL. */
+int pen_layout_make(const struct pen_save_tensor *tensors, size_t count,
+		    const struct pen_save_options *options, struct pen_layout **layout,
+		    struct pen_error *err);
+void pen_layout_free(struct pen_layout *layout);
+
 /* --------------------------------------------------------------------------------- explain -- */
 
 /* A stretch of a file that would travel one way. */
