@@ -599,10 +599,12 @@ struct pen_save_options {
  *		return fail(&err);
  *
  * What is promised of one file is what pen_object_commit() promises. Of a folder: all files are
- * durable before the first gets its name, and the index comes last; then files of an older model
- * that the new one has no use for (model*.safetensors and the index) are removed. So an error leaves
- * the old model. A kill or a power loss in the moment while names are given leaves the old index,
- * and under names that both models use some files of the new one, which may not fit: save again.
+ * durable before the first gets its name, and the index comes last. An error leaves the old model.
+ * Who follows the index finds the old model or the new one, whole, at every instant, through a kill
+ * and a power loss; meanwhile old files may have second names (NAME.penstock-NUMBER.safetensors).
+ * At the end those go, and with them files of an older model (model*.safetensors) that the new one
+ * does not have; after a kill, with the next save. Only where a file system has no links, or files
+ * are links themselves, they are replaced as they come.
  */
 struct pen_save;
 int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size_t count,
@@ -623,7 +625,8 @@ int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_e
 
 /* What a save would write, without writing it: for who makes the bytes as they go. */
 struct pen_layout_file {
-	const char *name;		/* in its folder; NULL where there is one file without any */
+	const char *name;		/* in its folder, that of options.files where given; NULL
+					   where there is no folder */
 	const void *header;		/* everything before the first tensor */
 	uint64_t header_size;
 	uint64_t size;			/* of the whole file */
@@ -642,7 +645,8 @@ struct pen_layout {
 	size_t file_count;
 	const struct pen_layout_place *places;	/* one for each tensor, in the caller's order */
 	uint64_t bytes;			/* of all tensors */
-	const char *index;		/* the text of the index; NULL: one file needs none */
+	const char *index;		/* of a folder: the text of its index, which several files
+					   need; NULL otherwise */
 	size_t index_size;
 };
 

@@ -231,7 +231,7 @@ static int lay_out(struct layout *layout, const struct pen_save_tensor *tensors,
 	gather(layout, count);
 	for (size_t i = 0; !rc && i < layout->shown.file_count; i++)
 		rc = write_header(layout, i, tensors, options, err);
-	if (!rc && layout->shown.file_count > 1)
+	if (!rc && layout_is_folder(options))
 		rc = shards_index(tensors, layout->by_name, count, layout->file_of,
 				  layout->file_names, layout->shown.bytes, &layout->index,
 				  &layout->shown.index_size, err);

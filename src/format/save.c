@@ -4,8 +4,8 @@
  * in which they are committed.
  *
  *   start: layout -> objects, with their space reserved -> extents of header, tensors, index -> job
- *   wait:  the job's end -> all objects flushed -> files committed -> index committed -> what an
- *          older model left is removed
+ *   wait:  the job's end -> all objects flushed -> files committed -> index committed; of a folder
+ *          in the manner of folder.h
  *
  * Invariants
  *   1. Until every file is durable none has its name: an error that storage has in store comes while
@@ -21,7 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/error.h"
+#include "base/text.h"
 #include "engine/job.h"
+#include "format/folder.h"
 #include "format/layout.h"
 #include "format/shards.h"
 #include "io/object.h"
@@ -29,10 +31,10 @@
 
 struct pen_save {
 	struct pen_layout *layout;
-	int folder;			/* -1: it is one file */
-	bool cleans;			/* the names are those of shards.h: others of these go */
+	char *path;			/* of the folder; NULL: it is one file */
+	struct folder folder;
 	struct pen_device *host;
-	struct pen_object **objects;	/* of the files, then of the index */
+	struct pen_object **objects;	/* of the files, then of the index where it is needed */
 	size_t object_count;
 	struct pen_job *job;
 	atomic_bool cancelled;
@@ -44,8 +46,8 @@ static void save_free(struct pen_save *save)
 		pen_object_close(save->objects[i]);
 	free(save->objects);
 	pen_device_close(save->host);
-	if (save->folder >= 0)
-		os_close(save->folder);
+	folder_fini(&save->folder);
+	free(save->path);
 	pen_layout_free(save->layout);
 	free(save);
 }
@@ -68,7 +70,37 @@ static int open_object(struct pen_save *save, const char *path, const char *name
 	return rc;
 }
 
-static int open_objects(struct pen_save *save, const char *path, bool folder, struct pen_error *err)
+/* Where it is now, wherever the process goes until the end. */
+static int open_folder(struct pen_save *save, const char *path, struct pen_error *err)
+{
+	char whole[PATH_MAX];
+	int rc;
+
+	save->folder.fd = rc = os_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
+	if (rc >= 0)
+		rc = os_realpath(path, whole);
+	if (rc < 0) {
+		error_sys(err, rc, "open the folder", path, -1);
+		error_hint(err, rc == -ENOENT ? "Create it first"
+			   : rc == -ENOTDIR ? "Name a folder; what is there is a file"
+					    : "Check its permissions");
+		return rc;
+	}
+	save->path = os_calloc(1, strlen(whole) + 1);
+	if (!save->path)
+		return error_sys(err, -ENOMEM, "save", path, -1);
+	strcpy(save->path, whole);
+	save->folder.path = save->path;
+	save->folder.layout = save->layout;
+	return 0;
+}
+
+static bool has_index(const struct pen_save *save)
+{
+	return save->layout->file_count > 1;
+}
+
+static int open_objects(struct pen_save *save, const char *path, struct pen_error *err)
 {
 	const struct pen_layout *layout = save->layout;
 	int rc = 0;
@@ -76,18 +108,9 @@ static int open_objects(struct pen_save *save, const char *path, bool folder, st
 	save->objects = os_calloc(layout->file_count + 1, sizeof(save->objects[0]));
 	if (!save->objects)
 		return error_sys(err, -ENOMEM, "save", path, -1);
-	if (folder) {
-		save->folder = os_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
-		if (save->folder < 0) {
-			rc = error_sys(err, save->folder, "open the folder", path, -1);
-			error_hint(err, rc == -ENOENT ? "Create it first"
-				   : rc == -ENOTDIR ? "Name a folder; what is there is a file"
-						    : "Check its permissions");
-		}
-	}
 	for (size_t i = 0; !rc && i < layout->file_count; i++)
 		rc = open_object(save, path, layout->files[i].name, layout->files[i].size, err);
-	if (!rc && layout->index)
+	if (!rc && has_index(save))
 		rc = open_object(save, path, SHARDS_INDEX, layout->index_size, err);
 	return rc;
 }
@@ -118,7 +141,7 @@ static struct pen_extent *make_extents(const struct pen_save *save,
 			.length = layout->places[i].bytes,
 			.device = tensors[i].device ? tensors[i].device : save->host,
 		};
-	if (layout->index)
+	if (has_index(save))
 		*at++ = (struct pen_extent){
 			.object = save->objects[layout->file_count],
 			.memory = (void *)(uintptr_t)layout->index,
@@ -146,8 +169,10 @@ static int start(struct pen_save *save, const char *path, const struct pen_save_
 	size_t extent_count;
 	int rc = pen_device_open("host", &save->host, err);
 
+	if (!rc && layout_is_folder(options))
+		rc = open_folder(save, path, err);
 	if (!rc)
-		rc = open_objects(save, path, layout_is_folder(options), err);
+		rc = open_objects(save, path, err);
 	if (rc)
 		return rc;
 	extents = make_extents(save, tensors, count, &extent_count);
@@ -175,8 +200,7 @@ int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size
 	new = os_calloc(1, sizeof(*new));
 	if (!new)
 		return error_sys(err, -ENOMEM, "save", path, -1);
-	new->folder = -1;
-	new->cleans = full.shard_size;
+	new->folder.fd = -1;
 	rc = pen_layout_make(tensors, count, &full, &new->layout, err);
 	if (!rc)
 		rc = start(new, path, tensors, count, &full, err);
@@ -206,24 +230,36 @@ int pen_save_wait_for(struct pen_save *save, double seconds)
 
 /* ------------------------------------------------------------------------------------ wait -- */
 
-static bool is_ours(const struct pen_save *save, const char *name)
+static int commit_objects(struct pen_save *save, struct pen_error *err)
 {
-	if (!strcmp(name, SHARDS_INDEX))
-		return save->layout->index;
-	for (size_t i = 0; i < save->layout->file_count; i++)
-		if (!strcmp(name, save->layout->files[i].name))
-			return true;
-	return false;
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < save->object_count; i++)
+		rc = pen_object_commit(save->objects[i], err);
+	return rc;
 }
 
-/* What is left of an older model would be mistaken for a part of this one, or for all of it. */
-static int remove_if_stale(const char *name, void *context)
+/* Of one file an index that is there already must lead to it, until it can go. */
+static int commit_folder(struct pen_save *save, struct pen_error *err)
 {
-	const struct pen_save *save = context;
+	struct folder *folder = &save->folder;
+	int rc = folder_prepare(folder, err);
 
-	if ((shards_is_name(name) || !strcmp(name, SHARDS_INDEX)) && !is_ours(save, name))
-		os_unlink(save->folder, name);
-	return 0;
+	if (rc)
+		return rc;
+	rc = commit_objects(save, err);
+	if (!rc && !has_index(save) && folder_has_index(folder))
+		rc = folder_write(folder, SHARDS_INDEX, save->layout->index,
+				  save->layout->index_size, err);
+	if (!rc) {
+		folder_finish(folder);
+		return 0;
+	}
+	folder_undo(folder);
+	/* What the last file was told is not true any more. */
+	if (err)
+		text_copy(err->hint, sizeof(err->hint), "The folder was left as it was");
+	return rc;
 }
 
 static int commit(struct pen_save *save, struct pen_error *err)
@@ -235,11 +271,9 @@ static int commit(struct pen_save *save, struct pen_error *err)
 		rc = object_flush(save->objects[i], err);
 	if (!rc && atomic_load(&save->cancelled))
 		rc = error_set(err, -ECANCELED, "finish", "the save", -1, "it was cancelled");
-	for (size_t i = 0; !rc && i < save->object_count; i++)
-		rc = pen_object_commit(save->objects[i], err);
-	if (!rc && save->cleans)
-		os_list(save->folder, ".", remove_if_stale, save);
-	return rc;
+	if (rc)
+		return rc;
+	return save->path ? commit_folder(save, err) : commit_objects(save, err);
 }
 
 int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_error *err)
