@@ -556,7 +556,7 @@ struct pen_save_tensor {
 	const uint64_t *shape;		/* `rank` numbers */
 	void *memory;
 	struct pen_device *device;	/* whose memory it is; NULL: the host's */
-	uint32_t file;			/* into options.files, where these are given */
+	uint32_t file;			/* below options.file_count, where that is given */
 	uint64_t reserved[4];
 };
 
@@ -573,10 +573,9 @@ struct pen_save_options {
 	uint64_t shard_size;		/* a folder of files of at most so many bytes of tensors,
 					   cut and named as the Hugging Face libraries do it, with
 					   an index where there are several; 0: one file */
-	const char *const *files;	/* a folder of these files, as `file` of each tensor says,
-					   with an index where there are several; not together with
-					   shard_size. NULL: see there */
-	size_t file_count;
+	size_t file_count;		/* a folder of so many files, in which the tensors lie as
+					   `file` of each says, instead of shard_size; 0: see there */
+	const char *const *files;	/* their names; NULL: as with shard_size */
 	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
 						   Tensors of several devices are one job: name what
 						   must come first in its `streams` */
@@ -646,7 +645,7 @@ struct pen_layout {
 	const struct pen_layout_place *places;	/* one for each tensor, in the caller's order */
 	uint64_t bytes;			/* of all tensors */
 	const char *index;		/* of a folder: the text of its index, which several files
-					   need; NULL otherwise */
+					   need, with a NUL after its end; NULL otherwise */
 	size_t index_size;
 };
 

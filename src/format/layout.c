@@ -60,9 +60,9 @@ int layout_options(const struct pen_save_options *given, struct pen_save_options
 		error_hint(err, "Take 4096, or another power of two from 8 to 1 MiB");
 		return -EINVAL;
 	}
-	if (full->files && full->shard_size)
+	if (full->file_count && full->shard_size)
 		return error_set(err, -EINVAL, "use", "the options", -1,
-				 "they name files and ask for shards");
+				 "they count files and ask for shards by size");
 	if (full->files && !full->file_count)
 		return error_set(err, -EINVAL, "use", "the options", -1, "they name no file");
 	return 0;
@@ -70,7 +70,7 @@ int layout_options(const struct pen_save_options *given, struct pen_save_options
 
 bool layout_is_folder(const struct pen_save_options *options)
 {
-	return options->files || options->shard_size;
+	return options->file_count || options->shard_size;
 }
 
 static int no_memory(struct pen_error *err)
@@ -141,10 +141,10 @@ static int check_names(struct layout *layout, const struct pen_save_tensor *tens
 static int deal_out(struct layout *layout, const struct pen_save_tensor *tensors, size_t count,
 		    const struct pen_save_options *options, struct pen_error *err)
 {
-	size_t files = options->files ? options->file_count : 1;
+	size_t files = options->file_count ? options->file_count : 1;
 
 	for (size_t i = 0; i < count; i++) {
-		layout->file_of[i] = options->files ? tensors[i].file : 0;
+		layout->file_of[i] = options->file_count ? tensors[i].file : 0;
 		if (layout->file_of[i] >= files)
 			return error_set(err, -EINVAL, "save", tensors[i].name, -1,
 					 "it is to be in file %u of %zu", tensors[i].file, files);

@@ -96,6 +96,7 @@ int shards_index(const struct pen_save_tensor *tensors, const size_t *by_name, s
 		json_string(&json, file, strlen(file), true);
 	}
 	json_print(&json, "%s}\n}\n", count ? "\n  " : "");
+	json_put(&json, "", 1);
 	if (json.rc) {
 		free(json.bytes);
 		return json.rc == -EILSEQ ? error_set(err, -EINVAL, "save", SHARDS_INDEX, -1,
@@ -103,6 +104,6 @@ int shards_index(const struct pen_save_tensor *tensors, const size_t *by_name, s
 					  : error_sys(err, json.rc, "save", SHARDS_INDEX, -1);
 	}
 	*text = json.bytes;
-	*size = json.length;
+	*size = json.length - 1;
 	return 0;
 }
