@@ -182,9 +182,9 @@ uint64_t pen_object_size(const struct pen_object *object);
  * bytes are durable; until they are, nobody else can open it.
  *
  * After an error the target is as it was; only if the last step fails it is the new one, and might
- * not survive a power loss (commit again to try that step again). A flush of the file that failed is
- * never tried again, as it would hide what was lost: write the bytes anew. In place, it only makes
- * durable what is visible already. A child of fork() cannot commit what its parent opened: -ECHILD.
+ * not survive a power loss (commit again to try that step again). A flush of the file that failed
+ * is never tried again, as it would hide what was lost: write the bytes anew. In place, it only
+ * makes durable what is visible already. A child of fork() cannot commit what its parent opened: -ECHILD.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 
@@ -573,8 +573,8 @@ struct pen_save_options {
 	uint64_t shard_size;		/* a folder of files of at most so many bytes of tensors,
 					   cut and named as the Hugging Face libraries do it, with
 					   an index where there are several; 0: one file */
-	size_t file_count;		/* a folder of so many files, in which the tensors lie as
-					   `file` of each says, instead of shard_size; 0: see there */
+	size_t file_count;		/* instead of shard_size a folder of so many files, in
+					   which the tensors lie as `file` of each says */
 	const char *const *files;	/* their names; NULL: as with shard_size */
 	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
 						   Tensors of several devices are one job: name what

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which tensor lies where in which file: sizes -> files -> order and header of each file -> offsets,
- * and the index. All of it before any I/O, so that whoever writes - pen_save_start(), or a program
- * that makes the bytes as they go - writes the same.
+ * Which tensor lies where in which file: sizes -> files -> order and header of each file ->
+ * offsets, and the index. All of it before any I/O, so that whoever writes - pen_save_start(), or a
+ * program that makes the bytes as they go - writes the same.
  */
 #include <errno.h>
 #include <stdlib.h>

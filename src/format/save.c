@@ -8,8 +8,8 @@
  *          in the manner of folder.h
  *
  * Invariants
- *   1. Until every file is durable none has its name: an error that storage has in store comes while
- *      the folder is still as it was.
+ *   1. Until every file is durable none has its name: what storage has in store comes while the
+ *      folder is still as it was.
  *   2. The index comes after all files that it names, and nothing is removed before it is there.
  *   3. Whatever ends a save releases everything it holds; objects that were not committed leave no
  *      trace.

@@ -83,8 +83,9 @@ int shards_index(const struct pen_save_tensor *tensors, const size_t *by_name, s
 	struct json_text json = { .bytes = NULL };
 
 	*text = NULL;
-	json_print(&json, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
+	json_print(&json, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n",
 		   (unsigned long long)total);
+	json_print(&json, "  \"weight_map\": {");
 	for (size_t i = 0; i < count; i++) {
 		const struct pen_save_tensor *tensor = &tensors[by_name[i]];
 		const char *file = names[files[by_name[i]]];

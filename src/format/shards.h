@@ -26,8 +26,8 @@ void shards_name(size_t number, size_t count, char name[SHARDS_NAME_MAX]);
 /* Is it a name that shards_name() might have given to a file of some model? */
 bool shards_is_name(const char *name);
 
-/* The index: `by_name` are the numbers of the tensors, sorted. `size` is without the NUL at its end.
- * Free it with free(). */
+/* The index: `by_name` are the numbers of the tensors, sorted. `size` is without the NUL at its
+ * end. Free it with free(). */
 int shards_index(const struct pen_save_tensor *tensors, const size_t *by_name, size_t count,
 		 const uint32_t *files, const char *const *names, uint64_t total, char **text,
 		 size_t *size, struct pen_error *err);

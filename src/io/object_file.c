@@ -606,7 +606,8 @@ static int flush(struct pen_object *object, struct pen_error *err)
 
 	if (state->spoilt) {
 		error_set(err, -EIO, "flush", object->name, -1,
-			  "an attempt to make it durable failed before, and what was lost is not known");
+			  "an attempt to make it durable failed before, and what was lost is not "
+			  "known");
 		error_hint(err, "Open it again and write all of it anew");
 		return -EIO;
 	}

@@ -150,7 +150,7 @@ TEST(an_aligned_save_is_one_run_of_whole_blocks)
 	OK(pen_save_start(in("x.safetensors"), tensors, used, &options, &saving, &kit_err));
 	OK(pen_save_wait(saving, &report, &kit_err));
 	CHECK(kit_has_path(&report, "direct-uring"));
-	/* A request for each stretch of at most 4 MiB and one for the ragged end, not one a tensor. */
+	/* One for each stretch of some MiB and one for the ragged end, not one for each tensor. */
 	CHECK(report.requests < TENSORS / 2);
 	end();
 }
@@ -194,7 +194,7 @@ TEST(what_is_not_the_models_stays_and_what_was_its_goes)
 	end();
 }
 
-/* ---------------------------------------------------------------------------- what goes wrong -- */
+/* ------------------------------------------------------------------------- what goes wrong -- */
 
 static const char *failing;
 static atomic_int calls_left;	/* before one fails */

@@ -26,7 +26,7 @@ def model(seed: int = 0, count: int = 12) -> dict:
             for i in range(count)}
 
 
-# ----------------------------------------------------------------------------------- the same cut --
+# ---------------------------------------------------------------------------------- the same cut --
 
 @pytest.mark.parametrize("size", ["1KB", "3KB", "5 KB", "20KB", "1GB", 2500, "0.01MB"])
 @pytest.mark.parametrize("seed", range(4))
@@ -62,14 +62,15 @@ def test_names_in_the_index_are_written_as_python_writes_them(tmp_path):
     assert_same(penstock.load_model(tmp_path), tensors)
 
 
-@pytest.mark.parametrize("size", ["", "5B", "5 apples", "GB", 0, -1, 1.5, True, None, "0GB", "1e3GB"])
+@pytest.mark.parametrize("size", ["", "5B", "5 apples", "GB", 0, -1, 1.5, True, None, "0GB",
+                                  "1e3GB"])
 def test_a_size_that_is_none_is_refused(tmp_path, size):
     with pytest.raises(ValueError, match="max_shard_size"):
         penstock.save_model(model(), tmp_path / "new", size)
     assert not (tmp_path / "new").exists()
 
 
-# ------------------------------------------------------------------------------------ what it takes --
+# --------------------------------------------------------------------------------- what it takes --
 
 class Tied(torch.nn.Module):
     def __init__(self):
@@ -125,7 +126,7 @@ def test_nothing_at_all_is_a_folder_that_can_be_read(tmp_path):
     assert penstock.load_model(tmp_path) == {}
 
 
-# -------------------------------------------------------------------------------- one after another --
+# ----------------------------------------------------------------------------- one after another --
 
 def test_a_new_folder_is_gone_again_when_the_save_fails(tmp_path):
     with pytest.raises(ValueError):

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Headers as the safetensors package writes them: what the reader (safetensors.c) makes of them, and
- * some to the letter. Thousands more are compared with the package itself by the Python tests.
+ * Headers as the safetensors package writes them: what the reader (safetensors.c) makes of them,
+ * and some to the letter. The Python tests compare many more with the package itself.
  */
 #include <errno.h>
 #include <stdint.h>
