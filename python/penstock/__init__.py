@@ -24,8 +24,8 @@ from ._safe_open import safe_open
 __version__: str = _penstock.version
 
 __all__ = ["Array", "Error", "File", "Path", "Prefetch", "Report", "from_pretrained", "fromfile",
-           "last_report", "load_file", "load_model", "prefetch", "safe_open", "save_file", "save_model",
-           "stream", "tofile", "trim"]
+           "last_report", "load_file", "load_model", "prefetch", "safe_open", "save_file",
+           "save_model", "stream", "tofile", "trim"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",
