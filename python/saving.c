@@ -2,8 +2,8 @@
 /*
  * Saves under way as Python objects. A Saving can be waited for, watched and cancelled, whatever is
  * saved: each kind brings a table of four functions and a handle. The rules are those of jobs
- * (_penstock.c): waiting happens without the GIL and notices Ctrl-C, one thread waits at a time, and
- * what nobody waits for when the interpreter ends is stopped.
+ * (_penstock.c): waiting happens without the GIL and notices Ctrl-C, one thread waits at a time,
+ * and what nobody waits for when the interpreter ends is stopped.
  */
 #include "binding.h"
 
