@@ -19,9 +19,6 @@
 #include "base/text.h"
 #include "binding.h"
 
-/* How often a waiting call looks for signals. */
-#define SIGNALS_EVERY 0.1
-
 /* Host memory of this size takes longer to free than the GIL takes to be had again. */
 #define FREED_SLOWLY ((uint64_t)1 << 20)
 
@@ -95,7 +92,7 @@ PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec)
 	return (PyTypeObject *)type;
 }
 
-static void free_object(PyObject *self)
+void free_object(PyObject *self)
 {
 	PyTypeObject *type = Py_TYPE(self);
 
@@ -103,8 +100,7 @@ static void free_object(PyObject *self)
 	Py_DECREF((PyObject *)type);
 }
 
-/* A new object of `size` bytes with everything after the head zero. */
-static void *new_object(PyTypeObject *type, size_t size)
+void *new_object(PyTypeObject *type, size_t size)
 {
 	PyObject *self = (PyObject *)PyObject_New(struct device, type);
 
@@ -587,7 +583,7 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 
 #define U64(value) ((unsigned long long)(value))
 
-static PyObject *report_dict(const struct pen_report *report)
+PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
@@ -1301,6 +1297,7 @@ static PyObject *stop_all(PyObject *module, PyObject *unused)
 		Py_DECREF((PyObject *)job);
 		job = under_way;
 	}
+	saving_stop_all();
 	Py_RETURN_NONE;
 }
 
@@ -1323,9 +1320,16 @@ static PyObject *escape(PyObject *module, PyObject *bytes)
 
 static PyMethodDef functions[] = {
 	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
-	{ "stop_all", stop_all, METH_NOARGS, "Stop every job that nobody waits for." },
+	{ "stop_all", stop_all, METH_NOARGS, "Stop every job and save that nobody waits for." },
 	{ "map_file", map_file, METH_VARARGS,
 	  "map_file(device, fd, size) -> Memory; what is written to it never reaches the file." },
+	{ "layout_safetensors", layout_safetensors, METH_VARARGS,
+	  "layout_safetensors(tensors, metadata) -> (header, [(number, bytes), ...] as they lie)" },
+	{ "save_safetensors", (PyCFunction)(void (*)(void))save_safetensors,
+	  METH_VARARGS | METH_KEYWORDS,
+	  "save_safetensors(path, tensors, metadata, align, shard_size, streams, keeps, transfer, "
+	  "memory_limit, inject=None) -> Saving; a tensor is (name, dtype, shape, address, "
+	  "device), metadata None or [(key, value)], a stream (device, stream)." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
@@ -1409,7 +1413,8 @@ PyMODINIT_FUNC PyInit__penstock(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (add_types(module) || arrays_init(module) || add_dtypes(module) ||
+	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
+		       add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;

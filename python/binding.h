@@ -46,6 +46,15 @@ extern PyTypeObject *device_type, *memory_type, *array_type, *view_type;
 /* Raise penstock.Error with all that `err` knows. Always returns NULL. */
 PyObject *raise_error(const struct pen_error *err);
 
+/* How often a waiting call looks for signals, in seconds. */
+#define SIGNALS_EVERY 0.1
+
+/* A new object of `size` bytes with everything after the head zero; and how such a one is freed. */
+void *new_object(PyTypeObject *type, size_t size);
+void free_object(PyObject *self);
+
+PyObject *report_dict(const struct pen_report *report);
+
 /* A new array: `shape` numbers of kind `dtype` from `offset` on. Checks that they fit. */
 PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject *shape);
 
@@ -78,6 +87,23 @@ PyObject *cache_policy(PyObject *module, PyObject *word);
 PyObject *warming(PyObject *module, PyObject *unused);
 PyObject *warming_wait(PyObject *module, PyObject *argument);
 PyObject *warming_stop(PyObject *module, PyObject *unused);
+/*
+ * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
+ * forked child; only it and `wait_for` may take long, and both are called without the GIL.
+ */
+struct saving_kind {
+	void (*poll)(void *handle, struct pen_progress *progress);
+	void (*cancel)(void *handle);
+	int (*wait_for)(void *handle, double seconds);
+	int (*wait)(void *handle, struct pen_report *report, struct pen_error *err);
+};
+
+/* A Saving that owns the handle; where there is none, the save is stopped. */
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps);
+void saving_stop_all(void);
+PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *layout_safetensors(PyObject *module, PyObject *args);
+int saving_init(PyObject *module);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);

@@ -47,6 +47,8 @@ def trim() -> None:
 
 if _typing.TYPE_CHECKING:   # they know no names that are found by a function
     from ._file import File, fromfile, tofile
+    from ._modules import save_model
+    from ._patch import Patch, patch, unpatch
     from ._save import save_file
     from ._transformers import from_pretrained
 else:

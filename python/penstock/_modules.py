@@ -92,8 +92,21 @@ def remove_duplicate_names(state_dict: Mapping[str, torch.Tensor], *,
     return found
 
 
-def save_model(model: torch.nn.Module, filename: str | os.PathLike,
-               metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None:
+def tensors_of(model: torch.nn.Module, discard_names: Iterable[str] | None = None
+               ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a module, of those that share memory one; and of the others, which name stands
+    for which."""
+    tensors = dict(model.state_dict())
+    dropped = {}
+    for kept, others in remove_duplicate_names(tensors, discard_names=discard_names).items():
+        for name in others:
+            dropped[name] = kept
+            del tensors[name]
+    return tensors, dropped
+
+
+def save_module(model: torch.nn.Module, filename: str | os.PathLike,
+                metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None:
     """Save a module's state as one safetensors file: ``safetensors.torch.save_model``.
 
     Of tensors that share memory one is saved; ``metadata`` of the file get an entry for each of
@@ -102,11 +115,9 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike,
     """
     from ._save import save_file
 
-    tensors = model.state_dict()
-    for kept, others in remove_duplicate_names(tensors).items():
-        for name in others:
-            metadata = {name: kept, **(metadata or {})}
-            del tensors[name]
+    tensors, dropped = tensors_of(model)
+    if dropped:
+        metadata = {**dropped, **(metadata or {})}
     for name, tensor in tensors.items():
         if not force_contiguous and str(tensor.layout) == "torch.strided" \
                 and not tensor.is_contiguous():
@@ -114,6 +125,40 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike,
                          "save_model(..., force_contiguous=True), which saves such a copy")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, filename,
               metadata=metadata)
+
+
+@overload
+def save_model(model: torch.nn.Module, filename: str | os.PathLike,
+               metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None: ...
+
+
+@overload
+def save_model(model: Mapping[str, Any] | torch.nn.Module, folder: str | os.PathLike,
+               max_shard_size: int | str = "5GB", metadata: Mapping[str, str] | None = None, *,
+               align: int = 4096, transfer: str | int = "auto", memory_limit: int | None = None,
+               progress: bool = False) -> None: ...
+
+
+def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
+    """Save a model: into a folder, in files of at most ``max_shard_size`` and an index; or a torch
+    module into one file, ``safetensors.torch.save_model``, where the name ends in .safetensors or
+    is that of a file.
+
+    ``model`` is a dict of tensors as for ``save_file``, or a torch module; of tensors that share
+    memory one is saved, and the metadata say for which names it stands. Files of a folder are cut
+    and named as the Hugging Face libraries do it, and their headers are padded (``align``). The
+    folder is made if it is not there. All files are durable before one of them gets its name, the
+    index comes last, and then what is left of an older model goes.
+    """
+    from ._save import save_folder
+
+    path = args[0] if args else kwargs.get("filename")
+    named = isinstance(path, (str, bytes, os.PathLike))
+    if named and is_of("torch.nn", "Module", model) \
+            and (os.fsdecode(path).endswith(".safetensors") or os.path.isfile(path)):
+        save_module(model, *args, **kwargs)
+    else:
+        save_folder(model, *args, **kwargs)
 
 
 def load_module(model: torch.nn.Module, filename: str | os.PathLike, strict: bool = True,

@@ -552,9 +552,9 @@ def test_modules_are_saved_alike(tmp_path, save, metadata, tied):
     model = Tied(tied)
     safetensors.torch.save_model(model, tmp_path / "theirs", metadata and dict(metadata))
     given = metadata and dict(metadata)
-    save(model, tmp_path / "mine", given)
+    save(model, tmp_path / "mine.safetensors", given)
     assert given == metadata, "the caller's dict is the caller's"
-    theirs, mine = opened(tmp_path / "theirs"), opened(tmp_path / "mine")
+    theirs, mine = opened(tmp_path / "theirs"), opened(tmp_path / "mine.safetensors")
     assert mine[0] == theirs[0]
     assert_same(mine[1], theirs[1])
 
@@ -562,10 +562,10 @@ def test_modules_are_saved_alike(tmp_path, save, metadata, tied):
 def test_tensors_that_are_not_contiguous_are_packed_or_refused(tmp_path):
     model = Tied(False, transposed=True)
     with pytest.raises(ValueError, match="use save_model.*force_contiguous=True"):
-        penstock.save_model(model, tmp_path / "x", force_contiguous=False)
-    assert not (tmp_path / "x").exists()
-    penstock.save_model(model, tmp_path / "x")
-    assert same(opened(tmp_path / "x")[1]["b.weight"], model.b.weight.detach())
+        penstock.save_model(model, tmp_path / "x.safetensors", force_contiguous=False)
+    assert not (tmp_path / "x.safetensors").exists()
+    penstock.save_model(model, tmp_path / "x.safetensors")
+    assert same(opened(tmp_path / "x.safetensors")[1]["b.weight"], model.b.weight.detach())
 
 
 def test_a_module_that_is_part_of_a_larger_tensor_is_refused_alike(tmp_path):
@@ -604,7 +604,7 @@ def test_modules_are_loaded_alike(tmp_path, strict, file, into):
 
 def test_load_model_takes_a_module_by_the_arguments_of_safetensors(tmp_path):
     source = Tied()
-    penstock.save_model(source, tmp_path / "x")
+    penstock.safetensors.torch.save_model(source, tmp_path / "x")
     for arguments, named in [((tmp_path / "x", True, "cpu"), {}),
                              ((str(tmp_path / "x"),), {"backend": "pread", "device": "cpu"})]:
         model = Tied()

@@ -17,7 +17,8 @@ from .._modules import find_shared_tensors as _find_shared_tensors  # noqa: F401
 from .._modules import is_complete as _is_complete  # noqa: F401
 from .._modules import load_module as load_model
 from .._modules import remove_duplicate_names as _remove_duplicate_names  # noqa: F401
-from .._modules import save_model, storage_ptr, storage_size
+from .._modules import save_module as save_model
+from .._modules import storage_ptr, storage_size
 from .._save import save_bytes
 from .._save import save_file as _save_file
 
