@@ -584,7 +584,8 @@ void pen_explain_free(struct pen_explanation *explanation);
 const char *pen_transfer_name(int type);
 int pen_transfer_number(int type);
 
-/* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
+/* From "auto", "3", "CPU_ASYNC_GPU" or, as PyTorch's proposal spells the first seven,
+ * "Storage->CPU->GPU_ASYNC" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
 
 /* The paths there are, 0, 1, 2 ...: what reports call them and, in `what` (NULL is allowed), what
