@@ -7,6 +7,6 @@
 enum { STATUS_OK = 0, STATUS_FAILURE = 1, STATUS_USAGE = 2 };
 
 extern const struct command command_copy, command_explain, command_inspect, command_load,
-	command_make_model;
+	command_make_model, command_verify;
 
 #endif

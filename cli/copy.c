@@ -28,7 +28,7 @@
 #include "report.h"
 #include "seconds.h"
 #include "side.h"
-#include "verify.h"
+#include "compare.h"
 #include "watch.h"
 
 #define CHUNK_MAX ((size_t)4 << 20)		/* to fill and compare memory by */
@@ -372,20 +372,20 @@ static int commit(struct copy *copy, struct pen_error *err)
 
 static int check_result(struct copy *copy, struct pen_error *err)
 {
-	struct verify_side from = {
+	struct compare_side from = {
 		.side = &copy->from,
 		.offset = copy->set.offset,
 		.device = copy->device,
 		.memory = copy->memory[0],
 	};
-	struct verify_side to = {
+	struct compare_side to = {
 		.side = &copy->to,
 		.device = copy->device,
 		.memory = copy->memory[0],
 	};
-	int rc = verify(&from, &to, copy->length, chunk_size(copy),
-			copy->set.engine.cache == PEN_CACHE_DROP, &copy->progress,
-			copy->report.hash, err);
+	int rc = compare_sides(&from, &to, copy->length, chunk_size(copy),
+			       copy->set.engine.cache == PEN_CACHE_DROP, &copy->progress,
+			       copy->report.hash, err);
 
 	copy->report.verified = !rc;
 	return rc;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * penstock inspect: what a model has in it - files, tensors, metadata - and what is wrong with it.
- * Only headers are read.
+ * Only headers are read. A file of torch's has its own listing (inspect_torch.c).
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "inspect_torch.h"
 #include "keys.h"
 #include "report.h"
 
@@ -259,6 +260,8 @@ static int run_inspect(int argc, char **argv)
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
 	list.path = argv[0];
+	if (inspect_is_torch(list.path))
+		return inspect_torch(list.path, &set.keys, set.json);
 	rc = pen_model_open(list.path, &list.model, &err);
 	if (!rc)
 		rc = keys_select(&set.keys, list.model, list.path, &list.tensors, &list.count,
@@ -282,9 +285,10 @@ const struct command command_inspect = {
 	.operands = "MODEL",
 	.operand_count = 1,
 	.summary = "list the tensors and the metadata of a model",
-	.description = "List the tensors of MODEL - a safetensors file, a folder of them, or an "
-		       "index - with their places, its files and its metadata, and say what is "
-		       "wrong with a broken one. Only headers are read.",
+	.description = "List the tensors of MODEL - a safetensors file, a folder of them, an "
+		       "index, or a file as torch.save writes it - with their places, its files "
+		       "and its metadata, and say what is wrong with a broken one. Only headers "
+		       "are read, and nothing is unpickled.",
 	.options = inspect_options,
 	.run = run_inspect,
 };

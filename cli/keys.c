@@ -42,26 +42,38 @@ static bool matches(const struct glob *glob, const char *name, size_t length)
 }
 
 /* No argument of a command holds a NUL. In a name it is a letter that only * and ? match. */
-static char *without_nul(const struct pen_tensor *tensor)
+static char *without_nul(const char *name, size_t length)
 {
-	char *name = malloc(tensor->name_length + 1);
+	char *copy = malloc(length + 1);
 
-	if (name)
-		memcpy(name, tensor->name, tensor->name_length + 1);
-	for (size_t i = 0; name && i < tensor->name_length; i++)
-		if (!name[i])
-			name[i] = '\1';
-	return name;
+	if (copy)
+		memcpy(copy, name, length + 1);
+	for (size_t i = 0; copy && i < length; i++)
+		if (!copy[i])
+			copy[i] = '\1';
+	return copy;
 }
 
-static bool any_matches(const struct glob *globs, size_t count, const struct pen_tensor *tensor)
+static bool any_matches(const struct glob *globs, size_t count, const char *name, size_t length)
 {
-	bool has_nul = strlen(tensor->name) != tensor->name_length, found = !count;
-	char *copy = has_nul ? without_nul(tensor) : NULL;
+	bool has_nul = strlen(name) != length, found = !count;
+	char *copy = has_nul ? without_nul(name, length) : NULL;
 
 	for (size_t i = 0; i < count && !found; i++)
-		found = matches(&globs[i], copy ? copy : tensor->name, tensor->name_length);
+		found = matches(&globs[i], copy ? copy : name, length);
 	free(copy);
+	return found;
+}
+
+bool keys_match(const struct option_list *globs, const char *name, size_t length)
+{
+	bool found = !globs->count;
+
+	for (size_t i = 0; i < globs->count && !found; i++) {
+		struct glob glob = prepare(globs->items[i]);
+
+		found = any_matches(&glob, 1, name, length);
+	}
 	return found;
 }
 
@@ -105,7 +117,8 @@ int keys_select(const struct option_list *globs, const struct pen_model *model, 
 	for (size_t i = 0; i < globs->count; i++)
 		prepared[i] = prepare(globs->items[i]);
 	for (size_t i = 0; i < all; i++)
-		if (any_matches(prepared, globs->count, &tensors[i]))
+		if (any_matches(prepared, globs->count, tensors[i].name,
+				tensors[i].name_length))
 			(*chosen)[(*count)++] = &tensors[i];
 	free(prepared);
 	return globs->count && !*count ? no_match(globs, model, path, err) : 0;

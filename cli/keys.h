@@ -13,4 +13,7 @@
 int keys_select(const struct option_list *globs, const struct pen_model *model, const char *path,
 		const struct pen_tensor ***chosen, size_t *count, struct pen_error *err);
 
+/* The same for names that come from elsewhere: is one meant? All are where there are no globs. */
+bool keys_match(const struct option_list *globs, const char *name, size_t length);
+
 #endif

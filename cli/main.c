@@ -15,7 +15,8 @@
 #include "report.h"
 
 static const struct command *const commands[] = {
-	&command_load, &command_inspect, &command_copy, &command_explain, &command_make_model,
+	&command_load, &command_inspect, &command_verify, &command_copy, &command_explain,
+	&command_make_model,
 };
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))

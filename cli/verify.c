@@ -1,138 +1,122 @@
 /* SPDX-License-Identifier: MIT */
-/* Comparing both sides of a copy; see verify.h. */
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include "base/error.h"
-#include "base/pattern.h"
-#include "interrupt.h"
-#include "verify.h"
+/*
+ * penstock verify: is a file as it was saved? A file of torch's is read whole and compared with
+ * the sums that it has. Safetensors files have none: of these only the headers can be checked.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include "commands.h"
+#include "inspect_torch.h"
+#include "report.h"
 
-/* One side while it is read: the file where it is one, and the bytes at hand. */
-struct reader {
-	const struct verify_side *what;
-	int fd;
-	unsigned char *bytes;
+struct settings {
+	bool json;
 };
 
-/* With `stored`, what the page cache holds does not count: it may never have reached the store. */
-static int reader_init(struct reader *reader, const struct verify_side *what, size_t chunk,
-		       bool stored, struct pen_error *err)
+static const struct option_entry verify_options[] = {
+	{ "json", 0, OPTION_FLAG, .where = offsetof(struct settings, json),
+	  .help = "Report as one JSON object" },
+	{ "help", 'h', OPTION_HELP, .help = "Show this" },
+	{ .name = NULL },
+};
+
+static void print_json(const char *path, const char *format, const char *by, uint64_t verified,
+		       uint64_t unverified)
 {
-	*reader = (struct reader){ .what = what, .fd = -1, .bytes = malloc(chunk) };
-	if (!reader->bytes)
-		return error_sys(err, -ENOMEM, "verify", what->side->name, -1);
-	if (what->side->kind != SIDE_FILE)
+	json_t *object = json_object();
+
+	json_object_set_new(object, "file", report_text(path));
+	json_object_set_new(object, "format", json_string(format));
+	json_object_set_new(object, "verified_by", json_string(by));
+	json_object_set_new(object, "verified_bytes", report_number(verified));
+	json_object_set_new(object, "unverified_bytes", report_number(unverified));
+	report_json(object);
+}
+
+static int verify_torch(const char *path, bool json, struct pen_error *err)
+{
+	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
+	char size[REPORT_BYTES_MAX], rest[REPORT_BYTES_MAX];
+	struct pen_torch *file;
+	int rc = pen_torch_open(path, &file, err);
+
+	if (rc)
+		return rc;
+	rc = pen_torch_verify(file, NULL, &checked, err);
+	pen_torch_close(file);
+	if (rc)
+		return rc;
+	if (json) {
+		print_json(path, "torch", inspect_torch_by(checked.by), checked.verified,
+			   checked.unverified);
 		return 0;
-	reader->fd = open(what->side->name, O_RDONLY | O_CLOEXEC);
-	if (reader->fd < 0)
-		return error_sys(err, -errno, "open for verifying", what->side->name, -1);
-	if (stored)
-		posix_fadvise(reader->fd, 0, 0, POSIX_FADV_DONTNEED);
+	}
+	report_name(path, 0);
+	if (checked.by == PEN_TORCH_BY_NOTHING)
+		printf("\n  it was saved without CRC32s: its directory is right, nothing more can "
+		       "be said\n");
+	else
+		printf("\n  %s are as they were saved, by %s\n",
+		       report_bytes(checked.verified, size, sizeof(size)),
+		       checked.by == PEN_TORCH_BY_TABLE ? "digests and CRC32s" : "CRC32s");
+	if (checked.unverified && checked.by != PEN_TORCH_BY_NOTHING)
+		printf("  of %s the file has no sums\n",
+		       report_bytes(checked.unverified, rest, sizeof(rest)));
 	return 0;
 }
 
-static int read_file(struct reader *reader, uint64_t offset, size_t length, struct pen_error *err)
+static int verify_model(const char *path, bool json, struct pen_error *err)
 {
-	size_t done = 0;
+	const struct pen_model_file *files;
+	struct pen_model *model;
+	uint64_t headers = 0, bytes = 0;
+	int rc = pen_model_open(path, &model, err);
 
-	while (done < length) {
-		ssize_t got = pread(reader->fd, reader->bytes + done, length - done,
-				    (off_t)(offset + done));
-
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return error_sys(err, -errno, "read for verifying",
-					 reader->what->side->name, (int64_t)(offset + done));
-		if (!got)
-			return error_set(err, -EILSEQ, "verify", reader->what->side->name,
-					 (int64_t)(offset + done), "the file ends here");
-		done += (size_t)got;
+	if (rc)
+		return rc;
+	for (size_t i = pen_model_files(model, &files); i > 0; i--) {
+		headers += files[i - 1].data;
+		bytes += files[i - 1].size;
 	}
+	if (json) {
+		print_json(path, "safetensors", "nothing", 0, bytes);
+	} else {
+		report_name(path, 0);
+		printf("\n  the headers (%llu bytes) are right and the sizes fit; safetensors "
+		       "files have no\n  checksums, so nothing can be said of the tensors' bytes\n",
+		       (unsigned long long)headers);
+		report_warnings_text(model);
+	}
+	pen_model_close(model);
 	return 0;
 }
 
-static int reader_take(struct reader *reader, uint64_t at, size_t length, struct pen_error *err)
+static int run_verify(int argc, char **argv)
 {
-	const struct verify_side *what = reader->what;
+	struct settings set = { .json = false };
+	struct pen_error err;
+	int rc = options_parse(&command_verify, argc, argv, &set, &err);
 
-	switch (what->side->kind) {
-	case SIDE_FILE:
-		return read_file(reader, what->offset + at, length, err);
-	case SIDE_MEMORY:
-		return pen_device_get(what->device, reader->bytes, what->memory + at, length, err);
-	case SIDE_PATTERN:
-		pattern_fill(reader->bytes, length, what->offset + at);
-		return 0;
-	default:
-		memset(reader->bytes, 0, length);
-		return 0;
+	if (rc) {
+		if (rc < 0)
+			report_error(&err, set.json);
+		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
+	rc = inspect_is_torch(argv[0]) ? verify_torch(argv[0], set.json, &err)
+				       : verify_model(argv[0], set.json, &err);
+	if (rc)
+		report_error(&err, set.json);
+	return rc ? STATUS_FAILURE : STATUS_OK;
 }
 
-static void reader_fini(struct reader *reader, bool drop)
-{
-	if (reader->fd >= 0) {
-		if (drop)
-			posix_fadvise(reader->fd, 0, 0, POSIX_FADV_DONTNEED);
-		close(reader->fd);
-	}
-	free(reader->bytes);
-}
-
-static int compare(struct reader *from, struct reader *to, uint64_t at, size_t length,
-		   struct pen_error *err)
-{
-	uint64_t first = to->what->offset + at;
-
-	if (!memcmp(from->bytes, to->bytes, length))
-		return 0;
-	for (size_t i = 0; from->bytes[i] == to->bytes[i]; i++)
-		first++;
-	error_set(err, -EILSEQ, "verify", to->what->side->name, (int64_t)first,
-		  "this byte differs from what %s holds", from->what->side->name);
-	error_hint(err, "%s: something on the way changes data, or the source was replaced "
-			"meanwhile; copy again, and check memory and disk",
-		   to->what->side->kind == SIDE_MEMORY ? "The memory is wrong"
-						       : "The new file is in place and wrong");
-	return -EILSEQ;
-}
-
-int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length,
-	   size_t chunk, bool drop, struct progress *progress, char hash[HASH_TEXT_SIZE],
-	   struct pen_error *err)
-{
-	struct reader a, b = { .fd = -1 };
-	struct hash *sum = hash_new();
-	int rc = reader_init(&a, from, chunk, false, err);
-
-	if (!rc)
-		rc = reader_init(&b, to, chunk, true, err);
-	if (!rc && !sum)
-		rc = error_sys(err, -ENOMEM, "verify", to->side->name, -1);
-	progress_start(progress, "verifying", length);
-	for (uint64_t at = 0; !rc && at < length; at += chunk) {
-		size_t piece = length - at < chunk ? (size_t)(length - at) : chunk;
-
-		rc = reader_take(&a, at, piece, err);
-		if (!rc)
-			rc = reader_take(&b, at, piece, err);
-		if (!rc)
-			rc = compare(&a, &b, at, piece, err);
-		if (!rc && interrupt_signal())
-			rc = -ECANCELED;
-		if (!rc)
-			hash_add(sum, b.bytes, piece);
-		progress_show(progress, at + piece);
-	}
-	progress_end(progress);
-	if (!rc)
-		hash_text(sum, hash);
-	reader_fini(&a, drop);
-	reader_fini(&b, drop);
-	hash_free(sum);
-	return rc;
-}
+const struct command command_verify = {
+	.name = "verify",
+	.operands = "FILE",
+	.operand_count = 1,
+	.summary = "read a checkpoint and say whether it is as it was saved",
+	.description = "Read all of FILE, as torch.save or Penstock wrote it, and compare it with "
+		       "the CRC32s and digests that it has. A safetensors file, or a folder of "
+		       "them, has none: there only the headers are checked.",
+	.options = verify_options,
+	.run = run_verify,
+};

@@ -13,6 +13,7 @@
  *   group    extents of one number, of which a job tells when they have arrived
  *   job      a set of extents on the move
  *   model    the tensors of a safetensors file, or of a folder of them
+ *   torch    a file as torch.save writes it, a zip of storages and a pickle
  *
  * Simple use: read a whole file into GPU memory
  *
@@ -308,6 +309,9 @@ struct pen_stream {
  * Digests of an object's chunks, looked at as they pass, in reads and in writes. Chunk i is the
  * object's bytes from i * chunk on; the last one ends with the object. The tables are the caller's,
  * live until pen_job_wait(), and are the same in whatever order the bytes came.
+ *
+ * Where the parts of an object matter, `cuts` are further places at which a chunk ends and the next
+ * begins: then the chunk of a byte is its offset / chunk plus how many cuts are not above it.
  */
 struct pen_digests {
 	struct pen_object *object;
@@ -319,7 +323,9 @@ struct pen_digests {
 				   they are */
 	int kind;		/* enum pen_digest_kind */
 	uint32_t flags;		/* 0 */
-	uint64_t reserved[4];
+	const uint64_t *cuts;	/* ascending, none of them a multiple of `chunk`; NULL: none */
+	size_t cut_count;
+	uint64_t reserved[2];
 };
 
 enum pen_chunk {
@@ -543,6 +549,191 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 		   const struct pen_placement *placements, size_t count,
 		   const struct pen_options *options, struct pen_job **job,
 		   struct pen_error *err);
+
+/* ----------------------------------------------------------------------------- torch files -- */
+
+/*
+ * What torch.save writes is a zip file: a pickle, "data.pkl", that describes objects, and beside it
+ * one record for each storage, "data/0" and so on, as plain bytes. Penstock reads and writes such
+ * files; docs/checkpoint.md says what lies where in those that it writes. Nothing is unpickled: no
+ * function of this library runs what a pickle names.
+ *
+ * Load: open the file, make extents of records (`offset` and `bytes` of pen_torch_object()), run a
+ * job. With a check in its options the bytes are verified as they pass:
+ *
+ *	pen_torch_open("state.pt", &file, &err);
+ *	pen_torch_check_new(file, &options, &check, &err);
+ *	options.digests = pen_torch_check_digests(check);
+ *	options.digest_count = 1;
+ *	pen_transfer(PEN_READ, gpu, extents, count, &options, &report, &err);
+ *	pen_torch_check_end(check, NULL, &err);
+ */
+struct pen_torch;
+
+struct pen_torch_record {
+	const char *name;		/* without the archive's: "data.pkl", "data/0" */
+	uint64_t offset;		/* of its first byte in the file */
+	uint64_t bytes;			/* in the file */
+	uint32_t crc32;			/* 0: the writer left it out */
+	uint32_t flags;			/* PEN_TORCH_PACKED, or 0 */
+	uint64_t reserved[4];
+};
+
+/* A record that is compressed: nothing that torch.load needs; Penstock does not read it. */
+#define PEN_TORCH_PACKED 1u
+
+struct pen_torch_tensor {
+	const char *name;		/* keys and indices on the way to it: "model.layers.0.w" */
+	size_t name_length;		/* it may hold a NUL, and has one after its end */
+	const char *type;		/* torch's name of its dtype, "float32", "quint8" */
+	int dtype;			/* enum pen_dtype, or -1 where safetensors has no such */
+	uint32_t item_bits;		/* of one element */
+	uint32_t rank;
+	const uint64_t *shape;		/* `rank` numbers, in elements */
+	const uint64_t *stride;		/* likewise */
+	uint64_t bytes;			/* of all elements, as if they lay side by side */
+	uint64_t offset;		/* of its first element in the file */
+	size_t record;			/* its storage, index into pen_torch_records() */
+	uint64_t reserved[4];
+};
+
+/*
+ * Open a file of torch's for reading: its directory is read, and every record in it checked: it
+ * lies in the file, has the local header that the directory promises, and shares no byte with
+ * another. What is not so is refused with words (-EBADMSG, PEN_DOMAIN_FORMAT); so is a storage that
+ * is compressed. A file in the format before zip is refused, too: torch reads these.
+ */
+int pen_torch_open(const char *path, struct pen_torch **file, struct pen_error *err);
+
+/* NULL is allowed. Wait for jobs that load from it first. */
+void pen_torch_close(struct pen_torch *file);
+
+/* The file's bytes, for extents; closed with it. */
+struct pen_object *pen_torch_object(const struct pen_torch *file);
+
+/* All records in the order of offsets; and how many there are. */
+size_t pen_torch_records(const struct pen_torch *file, const struct pen_torch_record **records);
+
+/* By name; NULL if there is none of that name. */
+const struct pen_torch_record *pen_torch_find(const struct pen_torch *file, const char *name);
+
+/* Read a small record, all of it, into `bytes`; its CRC32 is verified (-EILSEQ). */
+int pen_torch_read(const struct pen_torch *file, const struct pen_torch_record *record,
+		   void *bytes, struct pen_error *err);
+
+/*
+ * The tensors that the pickle describes, in its order; found by reading it as data. Dicts, lists
+ * and tuples are walked; of other objects the arguments and the state. One tensor under two names
+ * is there twice. Those without a storage (on "meta", say) are not. A pickle that is damaged, too
+ * deep or too large, and a tensor that leaves its storage, are refused. The list lives as long as
+ * the file.
+ */
+int pen_torch_tensors(struct pen_torch *file, const struct pen_torch_tensor **tensors,
+		      size_t *count, struct pen_error *err);
+
+struct pen_torch_check;
+
+/* What a check has found; all counts are bytes of storages. */
+struct pen_torch_checked {
+	size_t size;			/* sizeof(struct pen_torch_checked) */
+	uint64_t verified;		/* passed, and are as they were saved */
+	uint64_t unverified;		/* passed, but their chunk or record did not pass whole, or
+					   no core saw them, or the file has no digest of them */
+	int by;				/* what the file has: PEN_TORCH_BY_... */
+};
+
+enum pen_torch_by {
+	PEN_TORCH_BY_NOTHING,		/* saved without CRC32s */
+	PEN_TORCH_BY_CRC32,		/* the zip's: a storage is verified if it passed whole */
+	PEN_TORCH_BY_TABLE,		/* Penstock's own digests, chunk by chunk */
+};
+
+#define PEN_TORCH_CHECKED_INIT { .size = sizeof(struct pen_torch_checked) }
+
+/* What a file has to verify its storages by: enum pen_torch_by. */
+int pen_torch_verifiable(const struct pen_torch *file);
+
+/*
+ * Verify what one job with these options (NULL is allowed) reads of the file: what
+ * pen_torch_check_digests() gives, one struct, goes into the job's options. After pen_job_wait()
+ * pen_torch_check_end() compares and releases the check. A mismatch is -EILSEQ, and the words name
+ * the file, the storage or a tensor in it, and the first byte of the chunk that is wrong. `checked`
+ * may be NULL; it is filled in either case. Call it after a job that failed, too; then its result
+ * means nothing.
+ */
+int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
+			struct pen_torch_check **check, struct pen_error *err);
+const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check);
+int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked *checked,
+			struct pen_error *err);
+
+/*
+ * Verify a whole file where it lies: the CRC32 of every record, and the digests that it has. Reads
+ * it once, through host memory, by a job with `options` (NULL is allowed). `checked` as above.
+ */
+int pen_torch_verify(struct pen_torch *file, const struct pen_options *options,
+		     struct pen_torch_checked *checked, struct pen_error *err);
+
+/* One storage of a file that is written. */
+struct pen_torch_storage {
+	const void *memory;
+	uint64_t bytes;
+	struct pen_device *device;	/* whose memory it is; NULL: that of the save */
+	const char *key;		/* its record is "data/KEY"; NULL: its index, in decimal */
+	uint64_t group;			/* as in an extent; only with options.groups */
+	uint64_t reserved[3];
+};
+
+/* A small record of a file that is written: the caller's bytes under the caller's name. */
+struct pen_torch_part {
+	const char *name;		/* "data.pkl", "byteorder", ... */
+	const void *bytes;
+	size_t length;
+	uint64_t reserved[2];
+};
+
+struct pen_torch_content {
+	size_t size;			/* sizeof(struct pen_torch_content) */
+	const struct pen_torch_part *parts;	/* what torch.load wants: data.pkl. "byteorder" and
+						   "version" are added where they are missing */
+	size_t part_count;
+	const struct pen_torch_storage *storages;
+	size_t storage_count;
+	const char *archive;		/* the folder in the zip; NULL: the file's name, as torch */
+};
+
+#define PEN_TORCH_CONTENT_INIT { .size = sizeof(struct pen_torch_content) }
+
+struct pen_torch_save;
+
+/*
+ * Start to write a file that torch.load opens, storages at multiples of 4096, with true CRC32s and
+ * a table of digests, made of the bytes as they pass. It is written as any object with PEN_WRITE:
+ * the target changes at pen_torch_save_wait(), all at once, or not at all. The contents but for the
+ * storages' memory may go after this call; memory and devices must live until the end, or until a
+ * group is told as gathered. options.digests must be empty; options.allocate is for reads.
+ */
+int pen_torch_save_start(const char *path, struct pen_device *device,
+			 const struct pen_torch_content *content,
+			 const struct pen_options *options, struct pen_torch_save **save,
+			 struct pen_error *err);
+
+/*
+ * The job that moves the storages: to poll, to cancel, to wait for with a limit, to ask for groups.
+ * Never give it to pen_job_wait(). What is left to do when it is done is small.
+ */
+struct pen_job *pen_torch_save_job(const struct pen_torch_save *save);
+
+/*
+ * Wait until the bytes have moved, write what had to wait for them - headers, table, directory -
+ * commit, release. 0: the file is durable and visible. After an error, or pen_job_cancel(), the
+ * target is as it was, with the exception that pen_object_commit() has. The report is of all of it,
+ * commit included. Bytes that no core saw on their way (PEN_GPU_DIRECT and its like) are read back
+ * from the file to have their CRC32s, and stay counted as unverified_bytes: these sums vouch for
+ * the file from then on, not for the way there.
+ */
+int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
+			struct pen_error *err);
 
 /* --------------------------------------------------------------------------------- explain -- */
 

@@ -28,6 +28,40 @@ static void miss(const struct pen_digests *digests, uint64_t chunk)
 				    __ATOMIC_RELAXED);
 }
 
+/* A chunk, and the bytes of the object that are in it. */
+struct stretch {
+	uint64_t index, begin, stop;
+};
+
+/* How many cuts are not above `at`. */
+static uint64_t cuts_before(const struct pen_digests *digests, uint64_t at)
+{
+	size_t low = 0, high = digests->cut_count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (digests->cuts[middle] <= at)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static struct stretch chunk_at(const struct pen_digests *digests, uint64_t at, uint64_t size)
+{
+	uint64_t whole = at / digests->chunk, cuts = cuts_before(digests, at);
+	struct stretch chunk = { .index = whole + cuts, .begin = whole * digests->chunk };
+
+	chunk.stop = size - chunk.begin < digests->chunk ? size : chunk.begin + digests->chunk;
+	if (cuts && digests->cuts[cuts - 1] > chunk.begin)
+		chunk.begin = digests->cuts[cuts - 1];
+	if (cuts < digests->cut_count && digests->cuts[cuts] < chunk.stop)
+		chunk.stop = digests->cuts[cuts];
+	return chunk;
+}
+
 /* `data` is where the transit's first byte lies; NULL: nobody sees it. */
 static void walk(struct lane *lane, const struct transit *transit, const unsigned char *data)
 {
@@ -39,19 +73,19 @@ static void walk(struct lane *lane, const struct transit *transit, const unsigne
 		return;
 	size = digests->object->info.size ? digests->object->info.size : UINT64_MAX;
 	for (uint64_t at = transit->offset; at < transit->end; at = next) {
-		uint64_t chunk = at / digests->chunk, begin = chunk * digests->chunk;
-		uint64_t stop = size - begin < digests->chunk ? size : begin + digests->chunk;
+		struct stretch chunk = chunk_at(digests, at, size);
 
-		next = stop < transit->end ? stop : transit->end;
-		if (chunk < digests->count && data && at == begin && next == stop) {
-			keep(digests, chunk,
+		next = chunk.stop < transit->end ? chunk.stop : transit->end;
+		if (chunk.index < digests->count && data && at == chunk.begin &&
+		    next == chunk.stop) {
+			keep(digests, chunk.index,
 			     digest_kind(digests->kind)->of(data + (at - transit->offset),
-							    (size_t)(stop - begin)));
-			lane->digested_bytes += stop - begin;
+							    (size_t)(next - at)));
+			lane->digested_bytes += next - at;
 			continue;
 		}
-		if (chunk < digests->count)
-			miss(digests, chunk);
+		if (chunk.index < digests->count)
+			miss(digests, chunk.index);
 		lane->unverified_bytes += next - at;
 	}
 }

@@ -71,6 +71,17 @@ static bool asked_twice(const struct pen_options *options, size_t index)
 	return false;
 }
 
+static bool cuts_right(const struct pen_digests *digests)
+{
+	if (digests->cut_count && !digests->cuts)
+		return false;
+	for (size_t i = 0; i < digests->cut_count; i++)
+		if (!(digests->cuts[i] % digests->chunk) ||
+		    (i && digests->cuts[i] <= digests->cuts[i - 1]))
+			return false;
+	return true;
+}
+
 static int check_digests(const struct pen_options *options, struct pen_error *err)
 {
 	for (size_t i = 0; i < options->digest_count; i++) {
@@ -97,6 +108,9 @@ static int check_digests(const struct pen_options *options, struct pen_error *er
 			error_hint(err, "Take a power of two from 64 KiB to 16 MiB");
 			return -EINVAL;
 		}
+		if (!cuts_right(digests))
+			return error_set(err, -EINVAL, "digest", name, -1,
+					 "its cuts do not ascend, or are at ends of chunks anyway");
 	}
 	return 0;
 }

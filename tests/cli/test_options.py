@@ -8,7 +8,7 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["load", "inspect", "copy", "explain", "make-model"]
+COMMANDS = ["load", "inspect", "verify", "copy", "explain", "make-model"]
 
 
 def table(penstock, command):

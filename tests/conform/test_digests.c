@@ -134,6 +134,72 @@ TEST(small_requests_do_not_cut_chunks)
 	both_ways("host", &options, PEN_DIGEST_XXH3, 64 * KIB);
 }
 
+/* ---------------------------------------------------------------------------------- cuts -- */
+
+TEST(parts_between_cuts_have_digests_of_their_own)
+{
+	/* Three records of which two begin in the same chunk, and what lies between them. */
+	static const uint64_t cuts[] = { 100, 70 * KIB, 70 * KIB + 1, 90 * KIB, 400 * KIB - 3 };
+	static const uint64_t edges[] = {
+		0, 100, 64 * KIB, 70 * KIB, 70 * KIB + 1, 90 * KIB, 128 * KIB, 192 * KIB, 256 * KIB,
+		320 * KIB, 384 * KIB, 400 * KIB - 3, 448 * KIB, 512 * KIB,
+	};
+	struct pen_device *host = kit_device("host");
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_extent extents[2] = {
+		{ .memory = bytes, .length = 70 * KIB + 1 },
+		{ .offset = 90 * KIB, .memory = bytes + 90 * KIB, .length = 310 * KIB - 3 },
+	};
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/cuts", kit_folder(DISK));
+	kit_pattern(path, SIZE);
+	OK(pen_object_open(path, PEN_READ, 0, &extents[0].object, &kit_err));
+	extents[1].object = extents[0].object;
+	ask(&options, extents[0].object, PEN_DIGEST_CRC32, 64 * KIB);
+	digests.cuts = cuts;
+	digests.cut_count = COUNT(cuts);
+	digests.count = COUNT(edges) - 1;
+	options.gap = UINT64_MAX;
+	OK(pen_transfer(PEN_READ, host, extents, 2, &options, &report, &kit_err));
+	pattern_fill(bytes, SIZE, 0);
+	for (size_t i = 0; i + 1 < COUNT(edges); i++) {
+		bool between = edges[i] == 70 * KIB + 1, after = edges[i] >= 400 * KIB - 3;
+		uint64_t wanted;
+
+		CHECK_EQ(states[i], between || after ? PEN_CHUNK_UNTOUCHED : PEN_CHUNK_DIGESTED);
+		OK(pen_digest_of(PEN_DIGEST_CRC32, bytes + edges[i], edges[i + 1] - edges[i],
+				 &wanted, &kit_err));
+		CHECK(between || after || values[i] == wanted);
+	}
+	CHECK_EQ(report.digested_bytes, 380 * KIB - 2);
+	CHECK_EQ(report.unverified_bytes, 0);
+	pen_object_close(extents[0].object);
+	pen_device_close(host);
+}
+
+TEST(cuts_that_are_none_are_refused)
+{
+	static const uint64_t wrong[][2] = {
+		{ 0, 1 }, { 1, 64 * KIB }, { 2, 1 }, { 3, 3 }, { 128 * KIB, 128 * KIB + 1 },
+	};
+	struct pen_device *host = kit_device("host");
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_extent extent = { .memory = bytes, .length = MIB };
+
+	OK(pen_object_open("pattern:1M", PEN_READ, 0, &extent.object, &kit_err));
+	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
+	digests.cut_count = 2;
+	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
+	for (size_t i = 0; i < COUNT(wrong); i++) {
+		digests.cuts = wrong[i];
+		REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL,
+					      &kit_err));
+	}
+	pen_object_close(extent.object);
+	pen_device_close(host);
+}
+
 /* ---------------------------------------------------------------------------- unverified -- */
 
 TEST(a_chunk_that_was_read_in_part_is_unverified)
@@ -295,7 +361,7 @@ TEST(what_makes_no_sense_is_refused)
 	ask(&options, NULL, PEN_DIGEST_XXH3, 64 * KIB);
 	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
 	ask(&options, extent.object, PEN_DIGEST_XXH3, 64 * KIB);
-	digests.reserved[2] = 1;
+	digests.reserved[1] = 1;
 	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
 	/* Tables that are not there, or two for one object. */
 	options.digests = NULL;

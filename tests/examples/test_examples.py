@@ -75,8 +75,8 @@ def source(tmp_path):
     return path
 
 
-def test_there_are_six_short_examples():
-    assert len(EXAMPLES) == 6
+def test_there_are_seven_short_examples():
+    assert len(EXAMPLES) == 7
     for source in EXAMPLES:
         lines = source.read_text().splitlines()
         assert 40 <= len(lines) <= 90, source.name
@@ -194,3 +194,17 @@ def test_diagnose_tells_errors_apart(run, source, tmp_path):
     assert done.returncode == 3 and "No such file" in done.stderr
     done = run("diagnose", source, "cuda:7", gpu=True)
     assert done.returncode == 4 and "cuda:7" in done.stderr
+
+
+def test_repack_torch_gives_the_same_tensors_aligned_and_with_digests(run, tmp_path):
+    torch = pytest.importorskip("torch")
+    state = {"w": torch.randn(300, 301), "list": [torch.arange(9), 7]}
+    state["view"] = state["w"].t()[3:5]
+    torch.save(state, tmp_path / "old.pt")
+    done = run("repack_torch", tmp_path / "old.pt", tmp_path / "new.pt")
+    assert done.returncode == 0, done.stderr
+    assert "2 storages, 361272 bytes verified" in done.stdout
+    again = torch.load(tmp_path / "new.pt", weights_only=True)
+    assert torch.equal(again["view"], state["view"]) and torch.equal(again["w"], state["w"])
+    assert torch.equal(again["list"][0], state["list"][0]) and again["list"][1] == 7
+    assert again["view"].untyped_storage().data_ptr() == again["w"].untyped_storage().data_ptr()

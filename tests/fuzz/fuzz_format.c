@@ -5,7 +5,9 @@
 #include <string.h>
 #include "base/text.h"
 #include "format/index.h"
+#include "format/pickle.h"
 #include "format/safetensors.h"
+#include "format/zip.h"
 #include "fuzz_format.h"
 
 #define NAME "fuzzed"
@@ -182,12 +184,106 @@ static void one_index(const uint8_t *bytes, size_t size)
 	free(index);
 }
 
+/* Records one after the other, none of them over another's bytes. */
+static void check_zip(const struct zip *zip)
+{
+	struct text *names = calloc(zip->count, sizeof(names[0]));
+	uint64_t next = 0;
+
+	MUST(names && zip->count && !zip->entries[0].header && zip->first < zip->count);
+	for (size_t i = 0; i < zip->count; i++) {
+		const struct zip_entry *entry = &zip->entries[i];
+
+		MUST(entry->header >= next && entry->offset > entry->header);
+		next = entry->offset + entry->bytes;
+		MUST(next >= entry->offset && next <= zip->directory);
+		MUST(entry->method || entry->bytes == entry->unpacked);
+		MUST(strlen(entry->name) == entry->name_length && entry->name_length);
+		names[i] = (struct text){ entry->name, entry->name_length };
+	}
+	check_unique(names, zip->count);
+	free(names);
+}
+
+static int read_headers(const uint8_t *bytes, struct zip *zip, struct pen_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < zip->count; i++) {
+		void *local = exact(bytes + zip->entries[i].header, zip_local_length(zip, i));
+
+		rc = zip_check_local(NAME, zip, i, local, err);
+		free(local);
+	}
+	return rc;
+}
+
+static void one_zip(const uint8_t *bytes, size_t size)
+{
+	size_t length = size < ZIP_TAIL ? size : ZIP_TAIL;
+	void *part = exact(bytes + size - length, length);
+	struct zip *zip = NULL;
+	struct pen_error err;
+	struct zip_end end;
+	int rc = zip_find_end(NAME, part, length, size, &end, &err);
+
+	free(part);
+	if (!rc) {
+		MUST(end.directory <= size && end.length <= size - end.directory);
+		part = exact(bytes + end.directory, (size_t)end.length);
+		rc = zip_parse(NAME, part, &end, &zip, &err);
+		MUST(!rc == !!zip);
+		free(part);
+	}
+	if (!rc)
+		rc = read_headers(bytes, zip, &err);
+	if (rc) {
+		check_words(rc, &err);
+	} else {
+		check_zip(zip);
+		fuzz_accepted++;
+	}
+	free(zip);
+}
+
+static void one_pickle(const uint8_t *bytes, size_t size)
+{
+	void *copy = exact(bytes, size);
+	struct pickle pickle;
+	struct pen_error err;
+	int rc = pickle_init(&pickle, NAME, copy, size, 0, &err);
+
+	free(copy);
+	for (size_t i = 0; !rc && i < pickle.count; i++) {
+		const struct pickle_tensor *tensor = &pickle.tensors[i];
+		uint64_t sum = 0;
+
+		MUST(!tensor->name[tensor->name_length] && !tensor->key[tensor->key_length]);
+		MUST(tensor->dtype->bits && tensor->rank <= 64 && tensor->at <= size);
+		for (uint32_t j = 0; j < tensor->rank; j++)
+			sum |= tensor->shape[j] | tensor->stride[j];
+		MUST(sum <= INT64_MAX && tensor->offset <= INT64_MAX);
+	}
+	if (rc)
+		check_words(rc, &err);
+	else
+		fuzz_accepted++;
+	pickle_fini(&pickle);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
 	if (!size)
 		return 0;
-	if (bytes[0] == 'i') {
+	switch (bytes[0]) {
+	case 'i':
 		one_index(bytes + 1, size - 1);
+		return 0;
+	case 'z':
+		one_zip(bytes + 1, size - 1);
+		return 0;
+	case 'p':
+		one_pickle(bytes + 1, size - 1);
 		return 0;
 	}
 	one_file(bytes + 1, size - 1, size - 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-#ifndef CLI_VERIFY_H
-#define CLI_VERIFY_H
+#ifndef CLI_COMPARE_H
+#define CLI_COMPARE_H
 /*
  * After a copy: take both sides again by the plainest means there are - buffered reads of a file,
  * synchronous copies of memory, the pattern computed anew - and compare. None of it passes
@@ -13,7 +13,7 @@
 #include "side.h"
 
 /* Bytes to compare: those of `side` from `offset` on. */
-struct verify_side {
+struct compare_side {
 	const struct side *side;
 	uint64_t offset;
 	struct pen_device *device;	/* of SIDE_MEMORY, with the address */
@@ -25,8 +25,8 @@ struct verify_side {
  * -EILSEQ with the first offset that has one. With `drop`, files leave nothing in the page cache.
  * -ECANCELED after a signal.
  */
-int verify(const struct verify_side *from, const struct verify_side *to, uint64_t length,
-	   size_t chunk, bool drop, struct progress *progress, char hash[HASH_TEXT_SIZE],
-	   struct pen_error *err);
+int compare_sides(const struct compare_side *from, const struct compare_side *to, uint64_t length,
+		  size_t chunk, bool drop, struct progress *progress, char hash[HASH_TEXT_SIZE],
+		  struct pen_error *err);
 
 #endif
