@@ -46,17 +46,6 @@ struct selection {
 	uint64_t total;		/* of all, laid out one after the other */
 };
 
-struct job {
-	PyObject_HEAD
-	struct pen_job *handle;	/* NULL: waited for */
-	struct device *device;
-	PyObject *keeps;	/* whatever must live until the end */
-	void *allocated;	/* filled in by pen_job_wait() */
-	uint64_t allocate;
-	bool waiting;		/* a thread uses the handle without the GIL */
-	struct job *next;	/* in the list of jobs under way, guarded by the GIL */
-};
-
 PyTypeObject *device_type, *memory_type;
 static PyTypeObject *object_type, *model_type, *selection_type, *job_type;
 static struct job *under_way;
@@ -95,7 +84,7 @@ PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec)
 	return (PyTypeObject *)type;
 }
 
-static void free_object(PyObject *self)
+void free_object(PyObject *self)
 {
 	PyTypeObject *type = Py_TYPE(self);
 
@@ -103,8 +92,7 @@ static void free_object(PyObject *self)
 	Py_DECREF((PyObject *)type);
 }
 
-/* A new object of `size` bytes with everything after the head zero. */
-static void *new_object(PyTypeObject *type, size_t size)
+void *new_object(PyTypeObject *type, size_t size)
 {
 	PyObject *self = (PyObject *)PyObject_New(struct device, type);
 
@@ -500,9 +488,8 @@ static PyType_Slot object_slots[] = {
 
 /* ------------------------------------------------------------------------------------ Job -- */
 
-/* Options that every call takes: transfer, memory_limit, stream. */
-static bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
-			 PyObject *stream)
+bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
+		  PyObject *stream)
 {
 	options->transfer = transfer;
 	if (memory_limit && memory_limit != Py_None)
@@ -512,7 +499,7 @@ static bool read_options(struct pen_options *options, int transfer, PyObject *me
 	return !PyErr_Occurred();
 }
 
-static struct job *job_new(struct device *device, PyObject *keeps)
+struct job *job_new(struct device *device, PyObject *keeps)
 {
 	struct job *job = new_object(job_type, sizeof(*job));
 
@@ -540,13 +527,15 @@ static void forget(struct job *job)
 static int finish(struct job *job, struct pen_report *report, struct pen_error *err)
 {
 	struct pen_job *handle = job->handle;
+	struct ending *ending = job->ending;
 	int rc;
 
 	job->handle = NULL;
+	job->ending = NULL;
 	job->waiting = true;
 	forget(job);
 	Py_BEGIN_ALLOW_THREADS
-	rc = pen_job_wait(handle, report, err);
+	rc = ending ? ending->end(ending, handle, report, err) : pen_job_wait(handle, report, err);
 	Py_END_ALLOW_THREADS
 	job->waiting = false;
 	return rc;
@@ -589,7 +578,8 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 static PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
-		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N}",
+		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,"
+		"s:K,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -599,7 +589,8 @@ static PyObject *report_dict(const struct pen_report *report)
 		report->latency_us_p50, "latency_us_p95", report->latency_us_p95, "latency_us_p99",
 		report->latency_us_p99, "latency_us_max", report->latency_us_max, "paths",
 		paths(report->paths, report->path_count), "refused",
-		paths(report->refused, report->refused_count));
+		paths(report->refused, report->refused_count), "digested_bytes",
+		U64(report->digested_bytes), "unverified_bytes", U64(report->unverified_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -1287,6 +1278,10 @@ static PyMethodDef functions[] = {
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
 	  "-> Job; an extent is (object, offset, address, length)." },
+	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
+	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
+	  "streams=[]) -> Job; a part is (name, bytes), a storage (address, length, device), a "
+	  "stream (device, handle). The file is there when the job was waited for." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ NULL },
@@ -1363,7 +1358,8 @@ PyMODINIT_FUNC PyInit__penstock(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (add_types(module) || arrays_init(module) || add_dtypes(module) ||
+	if (module && (add_types(module) || arrays_init(module) ||
+		       torch_file_init(module) || add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;
