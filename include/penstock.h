@@ -594,8 +594,8 @@ struct pen_torch_tensor {
 	uint64_t bytes;			/* of all elements, as if they lay side by side */
 	uint64_t offset;		/* of its first element in the file */
 	size_t record;			/* its storage, index into pen_torch_records() */
-	const char *location;		/* where that was when it was saved: "cpu", "cuda:0"; "" where
-					   the pickle does not say */
+	const char *location;		/* where that was when it was saved: "cpu", "cuda:0";
+					   "" where the pickle does not say */
 	uint64_t reserved[3];
 };
 

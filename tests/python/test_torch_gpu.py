@@ -151,7 +151,8 @@ def state() -> dict:
     large = torch.randn(3 * MIB, device="cuda")
     return {"large": large, "part": large[100:200], "turned": large.reshape(3, -1).t(),
             "small": [torch.full((i,), float(i), device="cuda") for i in range(50)],
-            "step": torch.tensor(7.0), "host": torch.randn(MIB), "none": torch.empty(0, device="cuda"),
+            "step": torch.tensor(7.0), "host": torch.randn(MIB),
+            "none": torch.empty(0, device="cuda"),
             "conjugate": torch.randn(9, dtype=torch.complex64, device="cuda").conj()}
 
 

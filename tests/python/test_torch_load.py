@@ -31,7 +31,7 @@ def both(path, **more):
     return (outcome(lambda: penstock.load(path, **more)), outcome(lambda: torch.load(path, **more)))
 
 
-# --------------------------------------------------------------------------------- the same objects --
+# --------------------------------------------------------------------------------- the same objec
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OBJECTS)
@@ -127,7 +127,7 @@ def test_memory_is_torchs_own(tmp_path, save):
     assert torch.UntypedStorage._expired(weak)
 
 
-# ------------------------------------------------------------------------------------ map_location --
+# ------------------------------------------------------------------------------------ map_locatio
 
 def swap(storage, location):
     return storage if location == "cpu" else None
@@ -464,7 +464,7 @@ def test_loading_ten_thousand_tensors(tmp_path, save, device):
     assert all(torch.equal(found[name].cpu(), tensor) for name, tensor in state.items())
 
 
-# -------------------------------------------------------------------------------- ends and threads --
+# -------------------------------------------------------------------------------- ends and thread
 
 INTERRUPTED = """
     import sys, torch, penstock

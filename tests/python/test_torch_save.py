@@ -155,7 +155,7 @@ def test_saving_ten_thousand_tensors(tmp_path, device):
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
-# ------------------------------------------------------------------------------ handed to torch --
+# ------------------------------------------------------------------------------- handed to torch --
 
 def test_file_objects_are_torchs(tmp_path):
     buffer = io.BytesIO()
@@ -240,7 +240,7 @@ def test_progress_is_shown(tmp_path, capsys):
     assert "x.pt: 100%" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------ whole files --
+# ------------------------------------------------------------------------------------ whole files
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
     penstock.save({"a": torch.zeros(10)}, tmp_path / "x.pt")

@@ -72,7 +72,8 @@ TEST(a_tensor_is_described)
 TEST(a_storage_need_not_say_where_it_was)
 {
 	CHECK_EQ(PARSE("\x80\2" FUNCTION("_rebuild_tensor_v2")
-		       "((U\7storagectorch\nFloatStorage\nU\0010NK\12tQK\1K\2\x85K\1\x85\x89}tR."), 0);
+		       "((U\7storagectorch\nFloatStorage\nU\0010NK\12tQ"
+		       "K\1K\2\x85K\1\x85\x89}tR."), 0);
 	CHECK_EQ(pickle.count, 1);
 	CHECK_TEXT(pickle.tensors[0].location, "");
 	pickle_fini(&pickle);
