@@ -302,10 +302,14 @@ static int open_object(struct maker *maker, const char *name, uint64_t size, str
 }
 
 /* A small file: its name and all of its text; NULL: there is none. */
-static int open_text(struct maker *maker, const char *name, char *text, struct pen_error *err)
+static int open_text(struct maker *maker, const char *name, const char *text,
+		     struct pen_error *err)
 {
 	struct pen_options options = PEN_OPTIONS_INIT;
-	struct pen_extent extent = { .memory = text, .length = text ? strlen(text) : 0 };
+	struct pen_extent extent = {
+		.memory = (void *)(uintptr_t)text,
+		.length = text ? strlen(text) : 0,
+	};
 	int rc;
 
 	if (!text)

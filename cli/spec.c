@@ -5,9 +5,8 @@
  *	text --> properties --> tensors in the order of the model --> files, sorted --> headers
  *	JSON file ----------------------------------------------------^
  *
- * Files are laid out as the safetensors package does it: the larger kinds of numbers first, then by
- * name; no holes; a header padded with spaces to a multiple of 8. A model is cut into shards as the
- * Hugging Face libraries do it: in the order of the model, the next shard where one is full.
+ * Which tensor lies where in which file, what the headers and the index say: that is the library's
+ * affair (pen_layout_make). Only a number of shards that the user wants is dealt out here.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -16,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <endian.h>
 #include "base/error.h"
 #include "base/text.h"
 #include "options.h"
@@ -24,7 +22,6 @@
 
 #define FILES_MAX 200			/* all are open at the same time */
 #define TENSORS_MAX ((size_t)1 << 20)
-#define HEADER_MAX ((size_t)100000000)	/* more is refused by those who read it */
 
 /* ------------------------------------------------------------------------------ properties -- */
 
@@ -381,132 +378,74 @@ static int cut(struct spec *spec, const struct properties *model, struct pen_err
 {
 	size_t count = model->shards;
 
-	for (size_t i = 0; i < spec->tensor_count; i++)
-		spec->bytes += spec->tensors[i].bytes;
 	if (count > spec->tensor_count)
 		return error_set(err, -EINVAL, "use", "shards", -1,
 				 "%zu are more than the %zu tensors", count, spec->tensor_count);
+	for (size_t i = 0; i < spec->tensor_count; i++)
+		spec->bytes += spec->tensors[i].bytes;
 	if (count)
 		deal_out(spec, find_limit(spec, count), count);
-	else
-		count = deal_out(spec, model->shard_size, 0);
-	if (count > FILES_MAX)
-		return error_set(err, -EINVAL, "use", "shard-size", -1,
-				 "it makes %zu files, and %d are the most", count, FILES_MAX);
-	spec->files = calloc(count, sizeof(spec->files[0]));
-	if (!spec->files)
-		return no_memory(err);
-	spec->file_count = count;
-	for (size_t i = 0; i < count; i++) {
-		char name[64] = "model.safetensors";
-
-		if (count > 1)
-			snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1,
-				 count);
-		spec->files[i].name = strdup(name);
-		if (!spec->files[i].name)
-			return no_memory(err);
-	}
 	return 0;
 }
 
 /* ---------------------------------------------------------------------------------- layout -- */
 
-/* Files as they come; in each the larger kinds of numbers first, then names. */
-static int by_place(const void *left, const void *right)
+/* Tensors file by file as they lie, with their offsets; files as the library has them. */
+static int take_over(struct spec *spec, struct pen_error *err)
 {
-	const struct spec_tensor *a = left, *b = right;
+	const struct pen_layout *layout = spec->layout;
+	struct spec_tensor *sorted = calloc(spec->tensor_count + 1, sizeof(sorted[0]));
+	size_t at = 0;
 
-	if (a->file != b->file)
-		return a->file < b->file ? -1 : 1;
-	if (a->dtype != b->dtype)
-		return a->dtype > b->dtype ? -1 : 1;
-	return strcmp(a->name, b->name);
-}
-
-static json_t *tensor_json(const struct spec_tensor *tensor, uint64_t from)
-{
-	json_t *object = json_object(), *shape = json_array(), *offsets = json_array();
-
-	for (uint32_t i = 0; i < tensor->rank; i++)
-		json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
-	json_array_append_new(offsets, json_integer((json_int_t)from));
-	json_array_append_new(offsets, json_integer((json_int_t)(from + tensor->bytes)));
-	json_object_set_new(object, "dtype", json_string(pen_dtype_name(tensor->dtype)));
-	json_object_set_new(object, "shape", shape);
-	json_object_set_new(object, "data_offsets", offsets);
-	return object;
-}
-
-/* The header of a file as bytes: its length, the JSON, spaces up to a multiple of 8. */
-static int write_header(struct spec_file *file, const json_t *object, struct pen_error *err)
-{
-	char *text = json_dumps(object, JSON_COMPACT);
-	size_t length = text ? strlen(text) : 0, padded = (length + 7) & ~(size_t)7;
-	uint64_t field = htole64(padded);
-
-	if (padded > HEADER_MAX) {
-		free(text);
-		return error_set(err, -EFBIG, "make", file->name, -1,
-				 "its header would have more than 100 MB");
-	}
-	file->header = text ? malloc(8 + padded) : NULL;
-	if (!file->header) {
-		free(text);
+	spec->files = calloc(layout->file_count, sizeof(spec->files[0]));
+	if (!sorted || !spec->files) {
+		free(sorted);
 		return no_memory(err);
 	}
-	memcpy(file->header, &field, sizeof(field));
-	memcpy(file->header + 8, text, length);
-	memset(file->header + 8 + length, ' ', padded - length);
-	file->header_size = 8 + padded;
-	free(text);
+	spec->file_count = layout->file_count;
+	for (size_t i = 0; i < layout->file_count; i++) {
+		const struct pen_layout_file *file = &layout->files[i];
+
+		spec->files[i] = (struct spec_file){
+			.name = file->name, .header = file->header,
+			.header_size = file->header_size, .first = at,
+			.count = file->tensor_count, .size = file->size,
+		};
+		for (size_t k = 0; k < file->tensor_count; k++) {
+			sorted[at] = spec->tensors[file->tensors[k]];
+			sorted[at++].offset = layout->places[file->tensors[k]].offset;
+		}
+	}
+	free(spec->tensors);
+	spec->tensors = sorted;
+	spec->bytes = layout->bytes;
+	spec->index = layout->file_count > 1 ? layout->index : NULL;
 	return 0;
 }
 
-/* Place the tensors of a file, the first being `first`; they are sorted. */
-static int lay_out_file(struct spec *spec, size_t number, size_t first, const json_t *metadata,
-			struct pen_error *err)
+static int lay_out(struct spec *spec, const struct pen_save_options *options,
+		   struct pen_error *err)
 {
-	struct spec_file *file = &spec->files[number];
-	struct spec_tensor *tensor = &spec->tensors[first];
-	json_t *header = json_object();
-	uint64_t at = 0;
+	struct pen_save_tensor *tensors = calloc(spec->tensor_count + 1, sizeof(tensors[0]));
 	int rc;
 
-	file->first = first;
-	if (metadata && json_object_size(metadata))
-		json_object_set(header, "__metadata__", (json_t *)(uintptr_t)metadata);
-	for (; first + file->count < spec->tensor_count && tensor->file == number; tensor++) {
-		if (json_object_get(header, tensor->name)) {
-			json_decref(header);
-			return error_set(err, -EINVAL, "make", file->name, -1,
-					 "it would have two tensors called '%.100s'", tensor->name);
-		}
-		json_object_set_new(header, tensor->name, tensor_json(tensor, at));
-		tensor->offset = at;
-		at += tensor->bytes;
-		file->count++;
-	}
-	rc = write_header(file, header, err);
-	json_decref(header);
-	file->size = file->header_size + at;
-	for (size_t i = 0; i < file->count; i++)
-		spec->tensors[first + i].offset += file->header_size;
-	return rc;
-}
-
-static int lay_out(struct spec *spec, const json_t *metadata, struct pen_error *err)
-{
-	size_t first = 0;
-	int rc = 0;
-
-	if (spec->tensor_count)
-		qsort(spec->tensors, spec->tensor_count, sizeof(spec->tensors[0]), by_place);
-	for (size_t i = 0; !rc && i < spec->file_count; i++) {
-		rc = lay_out_file(spec, i, first, metadata, err);
-		first += spec->files[i].count;
-	}
-	return rc;
+	if (!tensors)
+		return no_memory(err);
+	for (size_t i = 0; i < spec->tensor_count; i++)
+		tensors[i] = (struct pen_save_tensor){
+			.name = spec->tensors[i].name, .dtype = spec->tensors[i].dtype,
+			.rank = spec->tensors[i].rank, .shape = spec->tensors[i].shape,
+			.file = (uint32_t)spec->tensors[i].file,
+		};
+	rc = pen_layout_make(tensors, spec->tensor_count, options, &spec->layout, err);
+	free(tensors);
+	if (rc)
+		return rc;
+	if (spec->layout->file_count > FILES_MAX)
+		return error_set(err, -EINVAL, "use", "shard-size", -1,
+				 "it makes %zu files, and %d are the most",
+				 spec->layout->file_count, FILES_MAX);
+	return take_over(spec, err);
 }
 
 /* -------------------------------------------------------------------- the files beside them -- */
@@ -521,31 +460,6 @@ static char *pretty(json_t *object)
 		whole = NULL;
 	free(text);
 	return whole;
-}
-
-static int make_index(struct spec *spec, struct pen_error *err)
-{
-	json_t *object = json_object(), *metadata = json_object(), *map = json_object();
-
-	for (size_t i = 0; i < spec->tensor_count; i++) {
-		const struct spec_tensor *tensor = &spec->tensors[i];
-		const char *file = spec->files[tensor->file].name;
-
-		if (json_object_get(map, tensor->name)) {
-			error_set(err, -EINVAL, "make", file, -1,
-				  "another file has a tensor called '%.100s', too", tensor->name);
-			json_decref(map);
-			json_decref(metadata);
-			json_decref(object);
-			return -EINVAL;
-		}
-		json_object_set_new(map, tensor->name, json_string(file));
-	}
-	json_object_set_new(metadata, "total_size", json_integer((json_int_t)spec->bytes));
-	json_object_set_new(object, "metadata", metadata);
-	json_object_set_new(object, "weight_map", map);
-	spec->index = pretty(object);
-	return spec->index ? 0 : no_memory(err);
 }
 
 static int make_config(struct spec *spec, const struct properties *model, struct pen_error *err)
@@ -582,21 +496,25 @@ static int make_config(struct spec *spec, const struct properties *model, struct
 
 static int from_properties(struct spec *spec, const char *text, struct pen_error *err)
 {
+	const struct pen_metadata format = { .key = "format", .value = "pt" };
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
 	char *copy = strdup(text);
 	struct properties model;
-	json_t *metadata = json_object();
 	int rc = copy ? parse_properties(&model, copy, err) : no_memory(err);
 
-	json_object_set_new(metadata, "format", json_string("pt"));
 	if (!rc)
 		rc = add_tensors(spec, &model, err);
 	if (!rc)
 		rc = cut(spec, &model, err);
-	if (!rc)
-		rc = lay_out(spec, metadata, err);
+	if (!rc) {
+		options.metadata = &format;
+		options.metadata_count = 1;
+		options.file_count = model.shards;
+		options.shard_size = model.shards ? 0 : model.shard_size;
+		rc = lay_out(spec, &options, err);
+	}
 	if (!rc)
 		rc = make_config(spec, &model, err);
-	json_decref(metadata);
 	free(copy);
 	return rc;
 }
@@ -673,7 +591,7 @@ static int read_tensor(struct spec *spec, size_t file, size_t number, const json
 	static const char *const keys[] = { "name", "dtype", "shape", NULL };
 	const char *name = json_string_value(json_object_get(entry, "name"));
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-	const char *file_name = spec->files[file].name;
+	const char *file_name = spec->names[file];
 	struct spec_tensor *tensor;
 	int rc;
 
@@ -726,12 +644,12 @@ static int read_file(struct spec *spec, size_t number, const json_t *entry, cons
 		return wrong(path, err, "the name of file %zu is no plain NAME.safetensors",
 			     number + 1);
 	for (i = 0; i < number; i++)
-		if (!strcmp(spec->files[i].name, name))
+		if (!strcmp(spec->names[i], name))
 			return wrong(path, err, "two files are called '%.100s'", name);
 	if (!json_is_array(tensors))
 		return wrong(path, err, "'%.100s' has no list of tensors", name);
-	spec->files[number].name = strdup(name);
-	if (!spec->files[number].name)
+	spec->names[number] = strdup(name);
+	if (!spec->names[number])
 		return no_memory(err);
 	json_array_foreach(tensors, i, tensor) {
 		rc = read_tensor(spec, number, i + 1, tensor, path, err);
@@ -744,13 +662,37 @@ static int read_file(struct spec *spec, size_t number, const json_t *entry, cons
 	return 0;
 }
 
-static int read_files(struct spec *spec, const json_t *root, const char *path,
-		      struct pen_error *err)
+/* Texts only; they stay with the JSON that they come from. */
+static int read_metadata(const json_t *metadata, struct pen_save_options *options,
+			 const char *path, struct pen_error *err)
 {
-	const json_t *files = json_object_get(root, "files"), *file, *value;
-	const json_t *metadata = json_object_get(root, "metadata");
-	static const char *const keys[] = { "files", "metadata", NULL };
+	struct pen_metadata *pairs;
+	const json_t *value;
 	const char *key;
+
+	if (metadata && !json_is_object(metadata))
+		return wrong(path, err, "its metadata is no object");
+	if (!json_object_size(metadata))
+		return 0;
+	options->metadata = pairs = calloc(json_object_size(metadata), sizeof(pairs[0]));
+	if (!pairs)
+		return no_memory(err);
+	json_object_foreach((json_t *)(uintptr_t)metadata, key, value) {
+		if (!json_is_string(value))
+			return wrong(path, err, "the metadata '%.100s' is no text", key);
+		pairs[options->metadata_count++] = (struct pen_metadata){
+			.key = key, .value = json_string_value(value),
+			.value_length = json_string_length(value),
+		};
+	}
+	return 0;
+}
+
+static int read_files(struct spec *spec, const json_t *root, struct pen_save_options *options,
+		      const char *path, struct pen_error *err)
+{
+	const json_t *files = json_object_get(root, "files"), *file;
+	static const char *const keys[] = { "files", "metadata", NULL };
 	size_t i;
 	int rc = check_keys(root, keys, "it", path, err);
 
@@ -758,28 +700,29 @@ static int read_files(struct spec *spec, const json_t *root, const char *path,
 		return rc;
 	if (!json_is_array(files) || !json_array_size(files) || json_array_size(files) > FILES_MAX)
 		return wrong(path, err, "it has no list of 1 to %d files", FILES_MAX);
-	if (metadata && !json_is_object(metadata))
-		return wrong(path, err, "its metadata is no object");
-	json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
-		if (!json_is_string(value))
-			return wrong(path, err, "the metadata '%.100s' is no text", key);
-	spec->files = calloc(json_array_size(files), sizeof(spec->files[0]));
-	if (!spec->files)
+	rc = read_metadata(json_object_get(root, "metadata"), options, path, err);
+	if (rc)
+		return rc;
+	spec->names = calloc(json_array_size(files), sizeof(spec->names[0]));
+	if (!spec->names)
 		return no_memory(err);
 	json_array_foreach(files, i, file) {
-		spec->file_count++;
+		spec->name_count++;
 		rc = read_file(spec, i, file, path, err);
 		if (rc)
 			return rc;
 	}
 	/* Its index would list nothing, and no reader takes that. */
-	if (spec->file_count > 1 && !spec->tensor_count)
+	if (spec->name_count > 1 && !spec->tensor_count)
 		return wrong(path, err, "it has several files and not one tensor");
-	return lay_out(spec, metadata, err);
+	options->files = (const char *const *)spec->names;
+	options->file_count = spec->name_count;
+	return lay_out(spec, options, err);
 }
 
 static int from_file(struct spec *spec, const char *path, struct pen_error *err)
 {
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
 	FILE *file = fopen(path, "re");
 	json_error_t problem;
 	json_t *root;
@@ -794,7 +737,8 @@ static int from_file(struct spec *spec, const char *path, struct pen_error *err)
 	fclose(file);
 	if (!root)
 		return wrong(path, err, "line %d: %s", problem.line, problem.text);
-	rc = read_files(spec, root, path, err);
+	rc = read_files(spec, root, &options, path, err);
+	free((void *)(uintptr_t)options.metadata);
 	json_decref(root);
 	return rc;
 }
@@ -809,8 +753,6 @@ int spec_init(struct spec *spec, const char *text, struct pen_error *err)
 
 	*spec = (struct spec){ .files = NULL };
 	rc = is_file ? from_file(spec, text, err) : from_properties(spec, text, err);
-	if (!rc && spec->file_count > 1)
-		rc = make_index(spec, err);
 	if (rc)
 		spec_fini(spec);
 	return rc;
@@ -820,13 +762,12 @@ void spec_fini(struct spec *spec)
 {
 	for (size_t i = 0; i < spec->tensor_count; i++)
 		free(spec->tensors[i].name);
-	for (size_t i = 0; i < spec->file_count; i++) {
-		free(spec->files[i].name);
-		free(spec->files[i].header);
-	}
+	for (size_t i = 0; i < spec->name_count; i++)
+		free(spec->names[i]);
+	free(spec->names);
 	free(spec->tensors);
 	free(spec->files);
 	free(spec->config);
-	free(spec->index);
+	pen_layout_free(spec->layout);
 	*spec = (struct spec){ .files = NULL };
 }

@@ -23,8 +23,8 @@ struct spec_tensor {
 };
 
 struct spec_file {
-	char *name;
-	char *header;		/* length, JSON and padding: what comes before the tensors */
+	const char *name;
+	const char *header;	/* what comes before the tensors */
 	size_t header_size;
 	size_t first, count;	/* its tensors, in the order of their offsets */
 	uint64_t size;
@@ -36,7 +36,11 @@ struct spec {
 	struct spec_tensor *tensors;
 	size_t tensor_count;
 	uint64_t bytes;		/* of all tensors */
-	char *config, *index;	/* texts of config.json and the index; NULL: there is none */
+	struct pen_layout *layout;	/* what the library makes of it: names, headers, index */
+	char **names;		/* of files, where the user gives them */
+	size_t name_count;
+	char *config;		/* the text of config.json; NULL: there is none */
+	const char *index;	/* that of the index */
 };
 
 int spec_init(struct spec *spec, const char *text, struct pen_error *err);

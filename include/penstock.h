@@ -183,8 +183,9 @@ uint64_t pen_object_size(const struct pen_object *object);
  * bytes are durable; until they are, nobody else can open it.
  *
  * After an error the target is as it was; only if the last step fails it is the new one, and might
- * not survive a power loss (commit again to try that step again). In place, it only makes durable
- * what is visible already. A child of fork() cannot commit what its parent opened: -ECHILD.
+ * not survive a power loss (commit again to try that step again). A flush of the file that failed
+ * is never tried again, as it would hide what was lost: write the bytes anew. In place, it only
+ * makes durable what is visible already. A child of fork() cannot commit what its parent opened: -ECHILD.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 
@@ -736,6 +737,116 @@ struct pen_job *pen_torch_save_job(const struct pen_torch_save *save);
  */
 int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
 			struct pen_error *err);
+
+/* ---------------------------------------------------------------------------------- saving -- */
+
+/* A tensor to be saved: its numbers one after the other, the last dimension first. */
+struct pen_save_tensor {
+	const char *name;		/* UTF-8 */
+	size_t name_length;		/* for one that holds a NUL; 0: up to its NUL */
+	int dtype;			/* enum pen_dtype */
+	uint32_t rank;
+	const uint64_t *shape;		/* `rank` numbers */
+	void *memory;
+	struct pen_device *device;	/* whose memory it is; NULL: the host's */
+	uint32_t file;			/* below options.file_count, where that is given */
+	uint64_t reserved[4];
+};
+
+struct pen_save_options {
+	size_t size;			/* sizeof(struct pen_save_options) */
+	uint64_t align;			/* the first tensor of a file begins at a multiple of this,
+					   for which the header is filled up with spaces: a power of
+					   two from 8 to 1 MiB. 0: 8, and the file has the very
+					   bytes that the safetensors package writes; with 4096 the
+					   tensors' bytes lie as the disk wants them */
+	const struct pen_metadata *metadata;	/* for each file, keys once, lengths of 0 as with
+						   names; NULL: none, not even an empty one */
+	size_t metadata_count;
+	uint64_t shard_size;		/* a folder of files of at most so many bytes of tensors,
+					   cut and named as the Hugging Face libraries do it, with
+					   an index where there are several; 0: one file */
+	size_t file_count;		/* instead of shard_size a folder of so many files, in
+					   which the tensors lie as `file` of each says */
+	const char *const *files;	/* their names; NULL: as with shard_size */
+	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
+						   Tensors of several devices are one job: name what
+						   must come first in its `streams` */
+};
+
+#define PEN_SAVE_OPTIONS_INIT { .size = sizeof(struct pen_save_options) }
+
+/*
+ * Save tensors as a safetensors file - `path` - or as a folder of them, which must be there: see
+ * the options. Header and tensors of all devices and files are one job. Everything that can be
+ * refused is refused here: names that come twice, a shape that is too large, a disk that is too
+ * small. Memory and devices must live until pen_save_wait(), all else need not.
+ *
+ *	struct pen_save_tensor weight = { .name = "weight", .dtype = PEN_F32, .rank = 2,
+ *					  .shape = shape, .memory = memory, .device = gpu };
+ *	struct pen_save *save;
+ *
+ *	if (pen_save_start("model.safetensors", &weight, 1, NULL, &save, &err) ||
+ *	    pen_save_wait(save, NULL, &err))
+ *		return fail(&err);
+ *
+ * What is promised of one file is what pen_object_commit() promises. Of a folder: all files are
+ * durable before the first gets its name, and the index comes last. An error leaves the old model.
+ * Who follows the index finds the old model or the new one, whole, at every instant, through a kill
+ * and a power loss; meanwhile old files may have second names (NAME.penstock-NUMBER.safetensors).
+ * At the end those go, and with them files of an older model (model*.safetensors) that the new one
+ * does not have; after a kill, with the next save. Only where a file system has no links, or files
+ * are links themselves, they are replaced as they come.
+ */
+struct pen_save;
+int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size_t count,
+		   const struct pen_save_options *options, struct pen_save **save,
+		   struct pen_error *err);
+
+/* As with jobs, and as safe in other threads and in signal handlers. What is cancelled before
+ * pen_save_wait() begins to give names changes nothing. */
+void pen_save_poll(struct pen_save *save, struct pen_progress *progress);
+void pen_save_cancel(struct pen_save *save);
+
+/* 0 when all bytes have been written (pen_save_wait() then has to make them durable); -ETIMEDOUT
+ * when `seconds` have passed. The memory may change again from then on. */
+int pen_save_wait_for(struct pen_save *save, double seconds);
+
+/* Wait, commit, release. The report is that of the job, without the commit. */
+int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_error *err);
+
+/* What a save would write, without writing it: for who makes the bytes as they go. */
+struct pen_layout_file {
+	const char *name;		/* in its folder, that of options.files where given; NULL
+					   where there is no folder */
+	const void *header;		/* everything before the first tensor */
+	uint64_t header_size;
+	uint64_t size;			/* of the whole file */
+	const size_t *tensors;		/* numbers of its tensors, as they lie */
+	size_t tensor_count;
+	uint64_t reserved[4];
+};
+
+/* Where a tensor lies. */
+struct pen_layout_place {
+	uint64_t file, offset, bytes;
+};
+
+struct pen_layout {
+	const struct pen_layout_file *files;
+	size_t file_count;
+	const struct pen_layout_place *places;	/* one for each tensor, in the caller's order */
+	uint64_t bytes;			/* of all tensors */
+	const char *index;		/* of a folder: the text of its index, which several files
+					   need, with a NUL after its end; NULL otherwise */
+	size_t index_size;
+};
+
+/* The tensors' memory is not looked at. Release with pen_layout_free(), which takes NULL. */
+int pen_layout_make(const struct pen_save_tensor *tensors, size_t count,
+		    const struct pen_save_options *options, struct pen_layout **layout,
+		    struct pen_error *err);
+void pen_layout_free(struct pen_layout *layout);
 
 /* --------------------------------------------------------------------------------- explain -- */
 

@@ -19,9 +19,6 @@
 #include "base/text.h"
 #include "binding.h"
 
-/* How often a waiting call looks for signals. */
-#define SIGNALS_EVERY 0.1
-
 /* Host memory of this size takes longer to free than the GIL takes to be had again. */
 #define FREED_SLOWLY ((uint64_t)1 << 20)
 
@@ -575,7 +572,7 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 
 #define U64(value) ((unsigned long long)(value))
 
-static PyObject *report_dict(const struct pen_report *report)
+PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,"
@@ -1250,6 +1247,7 @@ static PyObject *stop_all(PyObject *module, PyObject *unused)
 		Py_DECREF((PyObject *)job);
 		job = under_way;
 	}
+	saving_stop_all();
 	Py_RETURN_NONE;
 }
 
@@ -1272,16 +1270,21 @@ static PyObject *escape(PyObject *module, PyObject *bytes)
 
 static PyMethodDef functions[] = {
 	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
-	{ "stop_all", stop_all, METH_NOARGS, "Stop every job that nobody waits for." },
+	{ "stop_all", stop_all, METH_NOARGS, "Stop every job and save that nobody waits for." },
 	{ "map_file", map_file, METH_VARARGS,
 	  "map_file(device, fd, size) -> Memory; what is written to it never reaches the file." },
+	{ "save_safetensors", (PyCFunction)(void (*)(void))save_safetensors,
+	  METH_VARARGS | METH_KEYWORDS,
+	  "save_safetensors(path, tensors, metadata, align, shard_size, streams, keeps, transfer, "
+	  "memory_limit, inject=None) -> Saving; a tensor is (name, dtype, shape, address, device), "
+	  "metadata None or [(key, value)], a stream (device, stream)." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
 	  "-> Job; an extent is (object, offset, address, length)." },
 	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
 	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
-	  "streams=[]) -> Job; a part is (name, bytes), a storage (address, length, device), a "
-	  "stream (device, handle). The file is there when the job was waited for." },
+	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
+	  "stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ NULL },
@@ -1358,7 +1361,7 @@ PyMODINIT_FUNC PyInit__penstock(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (add_types(module) || arrays_init(module) ||
+	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
 		       torch_file_init(module) || add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);

@@ -42,9 +42,8 @@ struct memory {
 };
 
 /*
- * What is left to do when the bytes of a job have moved, where pen_job_wait() is not all: to commit
- * a file, to compare digests. `end` waits for the job, too, frees the struct, and runs without the
- * GIL.
+ * What is left to do when the bytes of a job have moved, where pen_job_wait() is not all: to compare
+ * digests. `end` waits for the job, too, frees the struct, and runs without the GIL.
  */
 struct ending {
 	int (*end)(struct ending *self, struct pen_job *job, struct pen_report *report,
@@ -68,9 +67,14 @@ extern PyTypeObject *device_type, *memory_type, *array_type, *view_type;
 /* Raise penstock.Error with all that `err` knows. Always returns NULL. */
 PyObject *raise_error(const struct pen_error *err);
 
-/* A new object of `size` bytes with everything after the head zero, and its end. */
+/* How often a waiting call looks for signals, in seconds. */
+#define SIGNALS_EVERY 0.1
+
+/* A new object of `size` bytes with everything after the head zero; and how such a one is freed. */
 void *new_object(PyTypeObject *type, size_t size);
 void free_object(PyObject *self);
+
+PyObject *report_dict(const struct pen_report *report);
 
 /* Options that every call takes: transfer, memory_limit, stream; false with an exception. */
 bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
@@ -106,6 +110,23 @@ PyObject *memory_wrap(struct pen_device *device, void *address, uint64_t size, b
 PyObject *memory_read_ahead(PyObject *self, PyObject *args);
 PyObject *memory_reading(PyObject *self, PyObject *unused);
 PyObject *map_file(PyObject *module, PyObject *args);
+
+/*
+ * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
+ * forked child; only it and `wait_for` may take long, and both are called without the GIL.
+ */
+struct saving_kind {
+	void (*poll)(void *handle, struct pen_progress *progress);
+	void (*cancel)(void *handle);
+	int (*wait_for)(void *handle, double seconds);
+	int (*wait)(void *handle, struct pen_report *report, struct pen_error *err);
+};
+
+/* A Saving that owns the handle; where there is none, the save is stopped. */
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps);
+void saving_stop_all(void);
+PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
+int saving_init(PyObject *module);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Files of torch.save as Python objects: records, bytes of small ones, and two jobs. A load reads
- * storages to wherever they go, one group each, and its end compares digests; a save writes a whole
- * file, and its end commits it. Both are ordinary Jobs with an ending (binding.h). What the pickle
- * means is torch's affair, in penstock/_torch_file.py.
+ * Files of torch.save as Python objects: records, bytes of small ones, loads and saves. A load is
+ * a Job that reads storages to wherever they go, one group each, with an ending (binding.h) that
+ * compares digests; a save is a Saving (saving.c). What the pickle means is torch's affair, in
+ * penstock/_torch_load.py and _torch_save.py.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include "binding.h"
 
@@ -50,38 +49,6 @@ static struct pen_stream *read_streams(PyObject *list, struct pen_options *optio
 	return streams;
 }
 
-/* A job that keeps two things. */
-static struct job *new_job(struct device *device, PyObject *first, PyObject *second)
-{
-	PyObject *all = PyTuple_Pack(2, first, second);
-	struct job *job = all ? job_new(device, all) : NULL;
-
-	Py_XDECREF(all);
-	return job;
-}
-
-/* The job, if it could be started; NULL with an exception. */
-static struct job *started(struct job *job, int rc, struct pen_job *handle, struct ending *ending,
-			   const struct pen_error *err)
-{
-	if (rc) {
-		Py_DECREF((PyObject *)job);
-		raise_error(err);
-		return NULL;
-	}
-	job->handle = handle;
-	job->ending = ending;
-	return job;
-}
-
-static int no_memory(const char *operation, struct pen_error *err)
-{
-	*err = (struct pen_error){ .code = -ENOMEM, .raw = ENOMEM, .offset = -1,
-				   .message = "there is no memory left" };
-	snprintf(err->operation, sizeof(err->operation), "%s", operation);
-	return -ENOMEM;
-}
-
 /* ----------------------------------------------------------------------------------- loads -- */
 
 struct load_ending {
@@ -113,7 +80,8 @@ static struct load_ending *load_ending_new(struct pen_torch *file,
 	struct load_ending *load = calloc(1, sizeof(*load));
 
 	if (!load) {
-		no_memory("verify", err);
+		*err = (struct pen_error){ .code = -ENOMEM, .raw = ENOMEM, .offset = -1,
+					   .operation = "verify", .message = "no memory is left" };
 		return NULL;
 	}
 	load->ending.end = load_end;
@@ -190,7 +158,7 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 {
 	static char *names[] = { "device", "wanted", "keeps", "verify", "transfer", "memory_limit",
 				 "streams", NULL };
-	PyObject *wanted, *keeps, *memory_limit = NULL, *streams = NULL;
+	PyObject *wanted, *keeps, *memory_limit = NULL, *streams = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct torch_file *file = (struct torch_file *)self;
 	int verify = true, transfer = PEN_AUTO, rc;
@@ -210,13 +178,20 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 	options.groups = (uint64_t)PyList_Size(wanted);
 	extents = read_wanted(file, wanted);
 	after = extents ? read_streams(streams, &options) : NULL;
-	job = after ? new_job(device, self, keeps) : NULL;
+	all = after ? PyTuple_Pack(2, self, keeps) : NULL;
+	job = all ? job_new(device, all) : NULL;
+	Py_XDECREF(all);
 	if (job) {
 		Py_BEGIN_ALLOW_THREADS
 		rc = start_load(file, device, extents, (size_t)options.groups, verify, &options,
 				&handle, &ending, &err);
 		Py_END_ALLOW_THREADS
-		job = started(job, rc, handle, ending, &err);
+		job->handle = rc ? NULL : handle;
+		job->ending = ending;
+		if (rc) {
+			raise_error(&err);
+			Py_CLEAR(job);
+		}
 	}
 	PyMem_Free(after);
 	PyMem_Free(extents);
@@ -225,21 +200,32 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 
 /* ----------------------------------------------------------------------------------- saves -- */
 
-struct save_ending {
-	struct ending ending;
-	struct pen_torch_save *save;
-};
-
-static int save_end(struct ending *self, struct pen_job *job, struct pen_report *report,
-		    struct pen_error *err)
+static void save_poll(void *handle, struct pen_progress *progress)
 {
-	struct save_ending *saving = (struct save_ending *)self;
-	int rc = pen_torch_save_wait(saving->save, report, err);
-
-	(void)job;
-	free(saving);
-	return rc;
+	pen_job_poll(pen_torch_save_job(handle), progress);
 }
+
+static void save_cancel(void *handle)
+{
+	pen_job_cancel(pen_torch_save_job(handle));
+}
+
+static int save_wait_for(void *handle, double seconds)
+{
+	return pen_job_wait_for(pen_torch_save_job(handle), seconds);
+}
+
+static int save_wait(void *handle, struct pen_report *report, struct pen_error *err)
+{
+	return pen_torch_save_wait(handle, report, err);
+}
+
+static const struct saving_kind torch_saving = {
+	.poll = save_poll,
+	.cancel = save_cancel,
+	.wait_for = save_wait_for,
+	.wait = save_wait,
+};
 
 /* Records from [(name, bytes)]: the list keeps what they point to. NULL with an exception. */
 static struct pen_torch_part *read_parts(PyObject *list, size_t *count)
@@ -282,26 +268,6 @@ static struct pen_torch_storage *read_storages(PyObject *list, size_t *count)
 	return storages;
 }
 
-static int start_save(const char *path, struct device *device,
-		      const struct pen_torch_content *content, const struct pen_options *options,
-		      struct pen_job **handle, struct ending **ending, struct pen_error *err)
-{
-	struct save_ending *saving = calloc(1, sizeof(*saving));
-	int rc;
-
-	if (!saving)
-		return no_memory("save", err);
-	saving->ending.end = save_end;
-	rc = pen_torch_save_start(path, device->handle, content, options, &saving->save, err);
-	if (rc) {
-		free(saving);
-		return rc;
-	}
-	*handle = pen_torch_save_job(saving->save);
-	*ending = &saving->ending;
-	return 0;
-}
-
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "device", "parts", "storages", "keeps", "transfer",
@@ -312,10 +278,9 @@ PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct pen_torch_storage *to_write = NULL;
 	struct pen_torch_part *records = NULL;
 	struct pen_stream *after = NULL;
-	struct pen_job *handle = NULL;
-	struct ending *ending = NULL;
+	PyObject *saving = NULL;
+	struct pen_torch_save *save;
 	int transfer = PEN_AUTO, rc;
-	struct job *job = NULL;
 	struct device *device;
 	struct pen_error err;
 
@@ -329,21 +294,20 @@ PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 		records = read_parts(parts, &content.part_count);
 	to_write = records ? read_storages(storages, &content.storage_count) : NULL;
 	after = to_write ? read_streams(streams, &options) : NULL;
-	job = after ? new_job(device, storages, keeps) : NULL;
-	if (job) {
+	if (after) {
 		content.parts = records;
 		content.storages = to_write;
 		Py_BEGIN_ALLOW_THREADS
-		rc = start_save(PyBytes_AsString(path), device, &content, &options, &handle,
-				&ending, &err);
+		rc = pen_torch_save_start(PyBytes_AsString(path), device->handle, &content,
+					  &options, &save, &err);
 		Py_END_ALLOW_THREADS
-		job = started(job, rc, handle, ending, &err);
+		saving = rc ? raise_error(&err) : saving_new(&torch_saving, save, keeps);
 	}
 	PyMem_Free(after);
 	PyMem_Free(to_write);
 	PyMem_Free(records);
 	Py_DECREF(path);
-	return (PyObject *)job;
+	return saving;
 }
 
 /* ------------------------------------------------------------------------------- TorchFile -- */

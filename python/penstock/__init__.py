@@ -25,11 +25,11 @@ __version__: str = _penstock.version
 
 __all__ = ["Array", "Error", "File", "Path", "Prefetch", "Report", "from_pretrained", "fromfile",
            "last_report", "load", "load_file", "load_model", "prefetch", "safe_open", "save",
-           "save_file", "stream", "tofile", "trim"]
+           "save_file", "save_model", "stream", "tofile", "trim"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",
-          "save": "_torch_save", "load": "_torch_load",
+          "save_model": "_save", "save": "_torch_save", "load": "_torch_load",
           "from_pretrained": "_transformers"}
 
 # Bytes must not move any more when the interpreter takes its memory down.

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Saving safetensors files, byte for byte as the safetensors package writes them."""
+"""Saving safetensors files, byte for byte as the safetensors package writes them.
+
+What is written, and in which order it gets its names, is the library's affair (src/format/save.c).
+Here tensors of all frameworks become names, kinds, shapes and addresses.
+"""
 from __future__ import annotations
 
-import json
 import os
-import time
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,15 +20,14 @@ from ._names import file_name
 from ._options import options
 from ._progress import wait
 
-_WRITE = 2
-_HEADER_MAX = 100_000_000
+_UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class _Piece:
     """A tensor to be written: what it is and where its bytes are."""
 
     def __init__(self, name: str, tensor: Any):
-        """Looks at a torch tensor or a numpy array; refuses what safetensors refuses."""
+        """Looks at a tensor of a framework; refuses what safetensors refuses."""
         if not isinstance(name, str):
             raise TypeError(f"names are texts; {name!r} is not")
         if name == "__metadata__":
@@ -36,11 +38,16 @@ class _Piece:
         self.span: tuple[str, int, int] | None = None
         if is_of("torch", "Tensor", tensor):
             self._from_torch(tensor)
-        elif is_of("numpy", "ndarray", tensor) or is_of("numpy", "generic", tensor):
+        elif is_of("numpy", "ndarray", tensor) or is_of("numpy", "generic", tensor) \
+                or is_of("jax", "Array", tensor):
             self._from_numpy(tensor)
+        elif is_of("cupy", "ndarray", tensor):
+            self._from_cupy(tensor)
+        elif isinstance(tensor, _penstock.Array):
+            self._from_array(tensor)
         else:
-            raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or a "
-                             f"numpy array but received {type(tensor)}")
+            raise ValueError(f"Key `{shown(name)}` is invalid, expected a torch.Tensor or an "
+                             f"array of numpy, JAX, CuPy or Penstock but received {type(tensor)}")
 
     def _from_torch(self, tensor) -> None:
         import torch
@@ -67,7 +74,6 @@ class _Piece:
                 raise refuse("save", self.name, "two 4-bit numbers share a byte, and a tensor "
                              "without dimensions has room for one", "Use .reshape(1)")
             self.shape[-1] *= 2
-        self.nbytes = tensor.numel() * tensor.element_size()
         self.address = tensor.data_ptr()
         if self.device != "host":
             self.stream = torch.cuda.current_stream(tensor.device).cuda_stream or STREAM_LEGACY
@@ -78,14 +84,31 @@ class _Piece:
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         self.tensor = array = numpy.asarray(array, order="C")
+        self._describe(array)
+        self.address = array.ctypes.data
+        self.device = "host"
+
+    def _from_cupy(self, array) -> None:
+        import cupy
+
+        self.tensor = array = cupy.ascontiguousarray(array)
+        self._describe(array)
+        self.address = array.data.ptr
+        self.device = f"cuda:{array.device.id}"
+        self.stream = cupy.cuda.get_current_stream().ptr or STREAM_LEGACY
+
+    def _describe(self, array) -> None:
+        """What numpy and its kin say of an array."""
         names = {theirs: ours for ours, theirs in {**Numpy._plain, **Numpy._extra}.items()}
         if array.dtype.name not in names:
             raise refuse("save", self.name, f"safetensors has no dtype for {array.dtype}")
         self.dtype = DTYPES.index(names[array.dtype.name])
         self.shape = list(array.shape)
-        self.nbytes = array.nbytes
-        self.address = array.ctypes.data
-        self.device = "host"
+
+    def _from_array(self, array) -> None:
+        self.dtype = DTYPES.index(array.dtype)
+        self.shape = list(array.shape)
+        self.address, self.device = array.address, array.device
 
 
 def _check_text(text: str) -> None:
@@ -108,85 +131,127 @@ def _check_shared(pieces: list[_Piece]) -> None:
                 "Save one of them only, or a .clone()")
 
 
-def _header(pieces: list[_Piece], metadata: Mapping[str, str] | None) -> bytes:
-    table: dict[str, Any] = {}
-    if metadata is not None:
-        if not isinstance(metadata, Mapping):
-            raise TypeError(f"metadata is a dict of str to str, not a {type(metadata).__name__}")
-        for key, value in metadata.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"metadata is a dict of str to str; {key!r} is not")
-            _check_text(key)
-            _check_text(value)
-        table["__metadata__"] = dict(metadata)
-    offset = 0
-    for piece in pieces:
-        table[piece.name] = {"dtype": DTYPES[piece.dtype], "shape": piece.shape,
-                             "data_offsets": [offset, offset + piece.nbytes]}
-        offset += piece.nbytes
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > _HEADER_MAX:
-        raise ValueError(f"the header would have {len(text)} bytes, and the format allows "
-                         f"{_HEADER_MAX}: save fewer tensors or less metadata")
-    return len(text).to_bytes(8, "little") + text
+def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
+    """Metadata as the library takes it."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata is a dict of str to str, not a {type(metadata).__name__}")
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata is a dict of str to str; {key!r} is not")
+        _check_text(key)
+        _check_text(value)
+    return list(metadata.items())
 
 
-def _layout(target: Any, header: int, length: int,
-            pieces: list[_Piece]) -> tuple[dict[str, list[tuple]], dict[str, int | None]]:
-    """By device, what goes where in the file, and the stream to wait for."""
-    extents = {"host": [(target, 0, header, length)]}
-    streams: dict[str, int | None] = {"host": None}
-    at = length
-    for piece in pieces:
-        extents.setdefault(piece.device, []).append((target, at, piece.address, piece.nbytes))
-        streams[piece.device] = piece.stream
-        at += piece.nbytes
-    return extents, streams
-
-
-def _end(job: Any) -> None:
-    """Stop a job, if it was not waited for: its file can be closed then."""
-    if job is not None:
-        job.cancel()
+def _write(pieces: list[_Piece], path: str | os.PathLike, metadata: Mapping[str, str] | None,
+           align: int, shard_size: int, transfer: str | int, memory_limit: int | None,
+           progress: bool) -> None:
+    """One save, from the looks at its tensors to the report."""
+    kind, limit = options(transfer, memory_limit)
+    _check_shared(pieces)
+    # Work that is queued on the caller's streams belongs to what is saved.
+    streams = {piece.device: piece.stream for piece in pieces if piece.stream is not None}
+    saving = _penstock.save_safetensors(
+        file_name(path),
+        [(p.name, p.dtype, tuple(p.shape), p.address, open_device(p.device)) for p in pieces],
+        _pairs(metadata), align, shard_size,
+        [(open_device(device), stream) for device, stream in streams.items()],
+        pieces, kind, limit)
+    try:
+        report = wait(saving, os.path.basename(os.fsdecode(path)), progress)
+    except BaseException:
+        # An exception that somebody keeps keeps all of this; not the space that was reserved.
+        saving.cancel()
         with suppress(Error, ValueError):
-            job.wait()
+            saving.wait()
+        raise
+    report["device"] = "+".join(sorted({piece.device for piece in pieces})) or "host"
+    _report.keep(report)
+
+
+def _look(tensors: Any) -> list[_Piece]:
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    return [_Piece(name, tensor) for name, tensor in tensors.items()]
 
 
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
-              metadata: Mapping[str, str] | None = None, *, transfer: str | int = "auto",
-              memory_limit: int | None = None, progress: bool = False) -> None:
+              metadata: Mapping[str, str] | None = None, *, align: int = 0,
+              transfer: str | int = "auto", memory_limit: int | None = None,
+              progress: bool = False) -> None:
     """Save tensors as a safetensors file: a drop-in for ``safetensors.torch.save_file``.
 
     The file holds the same bytes that safetensors would write. It appears under its name only when
     it is complete and durable; until then, and after any error, what was there before stays.
-    Tensors may be torch tensors on any device, which must not share memory, or numpy arrays of any
-    class and layout, of which the plain numbers are saved.
+    Tensors may be torch tensors on any device, which must not share memory, or arrays of numpy,
+    JAX, CuPy and Penstock of any class and layout, of which the plain numbers are saved. With
+    ``align=4096`` the header is filled up with spaces so that the first tensor begins at a multiple
+    of that, as disks like it; every reader of safetensors takes such files.
     """
-    if not isinstance(tensors, Mapping):
-        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-    kind, limit = options(transfer, memory_limit)
-    pieces = [_Piece(name, tensor) for name, tensor in tensors.items()]
-    _check_shared(pieces)
-    # The largest alignment first, then by name: the order that safetensors has.
-    pieces.sort(key=lambda piece: (-piece.dtype, piece.name))
-    header = _header(pieces, metadata)
-    size = len(header) + sum(piece.nbytes for piece in pieces)
-    target, job = _penstock.Object(file_name(filename), _WRITE, size), None
+    _write(_look(tensors), filename, metadata, align, 0, transfer, memory_limit, progress)
+
+
+# -------------------------------------------------------------------------------------- models --
+
+def _size(size: int | str) -> int:
+    """Bytes, from a number or from "5GB" (powers of 1000) or "5GiB" (powers of 1024)."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(I?)B)?\s*", str(size).upper())
+    number = 0
+    if found is not None and not isinstance(size, (bool, float)):
+        value, unit, binary = found.groups()
+        number = int(float(value) * (1024 if binary else 1000) ** _UNITS.get(unit, 0))
+    if not 0 < number < 1 << 62:
+        raise refuse("cut at", "max_shard_size", f"{size!r} is no size",
+                     "Write '5GB', '500MB' or a number of bytes")
+    return number
+
+
+def _tensors_of(module: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors of a torch module, each once; and of tied ones, which name stands for which."""
+    tensors = dict(module.state_dict())
+    spoken_for = set(getattr(module, "_tied_weights_keys", None) or ())
+    same: dict[tuple, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            same.setdefault((tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape,
+                             tensor.stride()), []).append(name)
+    dropped = {}
+    for names in same.values():
+        # What the module itself calls tied goes; else the first name stays, as with safetensors.
+        kept = min(names, key=lambda name: (name in spoken_for, name))
+        dropped.update({name: kept for name in names if name != kept})
+    return {name: tensor.contiguous() for name, tensor in tensors.items()
+            if name not in dropped}, dropped
+
+
+def save_model(model: Any, folder: str | os.PathLike, max_shard_size: int | str = "5GB",
+               metadata: Mapping[str, str] | None = None, *, align: int = 4096,
+               transfer: str | int = "auto", memory_limit: int | None = None,
+               progress: bool = False) -> None:
+    """Save a model into a folder, in files of at most ``max_shard_size`` and an index.
+
+    ``model`` is a dict of tensors as for ``save_file``, or a torch module, whose tied tensors are
+    saved once. Files are cut and named as the Hugging Face libraries do it, and their headers are
+    padded (``align``). The folder is made if it is not there. All files are durable before one
+    of them gets its name, the index comes last, and then what is left of an older model goes.
+    """
+    size = _size(max_shard_size)
+    dropped: dict[str, str] = {}
+    if is_of("torch.nn", "Module", model):
+        model, dropped = _tensors_of(model)
+    pieces = _look(model)
+    if metadata is None or isinstance(metadata, Mapping):
+        told = {"format": "pt"} if any(piece.span for piece in pieces) else {}
+        metadata = {**told, **dropped, **(metadata or {})} or None
+    made = not os.path.lexists(folder)
+    if made:
+        os.makedirs(folder)
     try:
-        view = _penstock.view_of_buffer(header, False)
-        extents, streams = _layout(target, view[1], len(header), pieces)
-        reports = []
-        started = time.perf_counter()
-        for device, parts in extents.items():
-            # The header is host memory whatever is asked for the tensors.
-            how = kind if device != "host" or len(extents) == 1 else -1
-            job = _penstock.start(_WRITE, open_device(device), parts, (view, pieces), how,
-                                  limit, streams[device])
-            reports.append(wait(job, os.path.basename(os.fsdecode(filename)), progress))
-        target.commit()
-    finally:
-        # An exception that somebody keeps keeps all of this; not the space that was reserved.
-        _end(job)
-        target.close()
-    _report.keep(_report.merge(reports, time.perf_counter() - started, "+".join(extents)))
+        _write(pieces, folder, metadata, align, size, transfer, memory_limit, progress)
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                os.rmdir(folder)
+        raise

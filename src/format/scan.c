@@ -207,8 +207,7 @@ static size_t encode(int32_t character, char to[4])
 	return 4;
 }
 
-/* The length of the character of UTF-8 at `at`, which is not ASCII; 0 where it is none. */
-static size_t utf8_length(const unsigned char *at, const unsigned char *end)
+size_t scan_utf8(const unsigned char *at, const unsigned char *end)
 {
 	size_t length = at[0] >= 0xf0 ? 4 : at[0] >= 0xe0 ? 3 : 2;
 	unsigned char least = at[0] == 0xe0 ? 0xa0 : at[0] == 0xf0 ? 0x90 : 0x80;
@@ -239,7 +238,7 @@ static int pass_special(struct scan *scan, const unsigned char *at, size_t *take
 	if (at == scan->end)
 		return cut_short(scan);
 	if (*at >= 0x80) {
-		*taken = utf8_length(at, scan->end);
+		*taken = scan_utf8(at, scan->end);
 		return *taken ? 0 : refuse(scan, at, "UTF-8");
 	}
 	if (*at != '\\')

@@ -69,6 +69,9 @@ bool scan_text_is(const struct scan_text *text, const char *word);
 /* Write its `length` bytes and a NUL. */
 void scan_decode(const struct scan_text *text, char *to);
 
+/* The length of the character of UTF-8 at `at`, which is not ASCII; 0 where it is none. */
+size_t scan_utf8(const unsigned char *at, const unsigned char *end);
+
 /* The end of a text, short enough for a message. Returns `to`, of WORDS_NAME bytes. */
 char *scan_show(const struct scan_text *text, char *to);
 

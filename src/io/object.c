@@ -138,6 +138,16 @@ int object_need_name(struct pen_object *object, struct pen_error *err)
 	return object->ops->need_name(object, err);
 }
 
+int object_flush(struct pen_object *object, struct pen_error *err)
+{
+	int rc;
+
+	assert(!object->committed);
+	rc = object->ops->flush(object, err);
+	assert(rc <= 0);
+	return rc;
+}
+
 int object_uncache(struct pen_object *object, struct pen_error *err)
 {
 	return object->ops->uncache(object, err);

@@ -69,6 +69,10 @@ struct object_ops {
 	 * one that has a name, if need be a temporary one. Before any request. */
 	int (*need_name)(struct pen_object *object, struct pen_error *err);
 
+	/* What was written is durable from now on, though nobody sees it yet: who has several to
+	 * commit learns before the first of them that all of them can be. */
+	int (*flush)(struct pen_object *object, struct pen_error *err);
+
 	int (*commit)(struct pen_object *object, struct pen_error *err);
 	void (*close)(struct pen_object *object);
 };
@@ -104,6 +108,7 @@ void object_willneed(struct pen_object *object, uint64_t offset, uint64_t length
 int object_unchanged(struct pen_object *object, struct pen_error *err);
 int object_uncache(struct pen_object *object, struct pen_error *err);
 int object_need_name(struct pen_object *object, struct pen_error *err);
+int object_flush(struct pen_object *object, struct pen_error *err);
 
 /* How residency is asked for this object: "cachestat", "mincore", "samples", "none". */
 const char *object_residency_method(const struct pen_object *object);

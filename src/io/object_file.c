@@ -43,6 +43,7 @@ struct file_state {
 	int residency_fd;
 	int unnamed_fd;			/* direct, from before the file had a name; -1: none */
 	bool published;			/* the target is the new file already */
+	bool spoilt;			/* a flush failed: see flush() */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
 	unsigned int generation;	/* os_generation() of the process that opened it */
@@ -593,15 +594,45 @@ static int file_unchanged(struct pen_object *object, struct pen_error *err)
 	return -ESTALE;
 }
 
+/*
+ * Make the bytes durable. After a flush that failed the kernel may take pages for clean that never
+ * reached the disk, and call the next flush a success: so there is no next one. The bytes have to
+ * be written again, to another file.
+ */
+static int flush(struct pen_object *object, struct pen_error *err)
+{
+	struct file_state *state = object->state;
+	int rc;
+
+	if (state->spoilt) {
+		error_set(err, -EIO, "flush", object->name, -1,
+			  "an attempt to make it durable failed before, and what was lost is not "
+			  "known");
+		error_hint(err, "Open it again and write all of it anew");
+		return -EIO;
+	}
+	rc = os_fdatasync(object->fd);
+	/* A character device has nothing to flush. */
+	if (rc == -EINVAL && state->in_place && !S_ISREG(state->opened.st_mode))
+		return 0;
+	state->spoilt = rc;
+	return rc ? fail(object, rc, "flush", err) : 0;
+}
+
+static int file_flush(struct pen_object *object, struct pen_error *err)
+{
+	return object->mode == PEN_READ ? 0 : flush(object, err);
+}
+
 static int file_uncache(struct pen_object *object, struct pen_error *err)
 {
 	int rc;
 
 	/* Dirty pages do not go away. */
 	if (object->mode != PEN_READ && !object->committed) {
-		rc = os_fdatasync(object->fd);
+		rc = flush(object, err);
 		if (rc)
-			return fail(object, rc, "flush", err);
+			return rc;
 	}
 	/* Advice: what stays cached does no harm. */
 	os_uncache(object->fd);
@@ -647,15 +678,10 @@ static int file_need_name(struct pen_object *object, struct pen_error *err)
 static int commit_in_place(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int rc = os_fdatasync(object->fd);
+	int rc = state->published ? 0 : flush(object, err);
 
-	/* A character device has nothing to flush. */
-	if (rc == -EINVAL && !S_ISREG(state->opened.st_mode))
-		rc = 0;
-	if (rc)
-		return fail(object, rc, "flush", err);
-	if (!state->created)
-		return 0;
+	if (rc || !state->created)
+		return rc;
 	state->published = true;
 	return flush_directory(object, err);
 }
@@ -676,7 +702,14 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 		return commit_in_place(object, err);
 	/* Committing again after the last step failed: only that step is missing. */
 	if (!state->published) {
+		/* First, since it takes long: the target's rights may change meanwhile, and a
+		 * temporary name must not lead others to what is not complete. */
+		rc = flush(object, err);
+		if (rc)
+			return rc;
 		rc = replacement_publish(&state->new, object->fd, &step);
+		/* It flushes too, with the rights. */
+		state->spoilt = rc;
 		if (rc)
 			return fail(object, rc, step, err);
 		state->published = true;
@@ -694,6 +727,7 @@ const struct object_ops object_file_ops = {
 	.unchanged = file_unchanged,
 	.uncache = file_uncache,
 	.need_name = file_need_name,
+	.flush = file_flush,
 	.commit = file_commit,
 	.close = file_close,
 };

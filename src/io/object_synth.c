@@ -152,6 +152,7 @@ const struct object_ops object_synth_ops = {
 	.unchanged = synth_nothing,
 	.uncache = synth_nothing,
 	.need_name = synth_nothing,
+	.flush = synth_nothing,
 	.commit = synth_nothing,
 	.close = synth_close,
 };

@@ -268,14 +268,8 @@ static int take_rights(struct replacement *new, int fd, const char **step)
 int replacement_publish(struct replacement *new, int fd, const char **step)
 {
 	bool fresh;
-	int rc;
+	int rc = take_rights(new, fd, step);
 
-	/* First, since it takes long: the target's rights may change meanwhile, and a temporary
-	 * name must not lead others to what is not complete. */
-	*step = "flush";
-	rc = os_fdatasync(fd);
-	if (!rc)
-		rc = take_rights(new, fd, step);
 	if (rc < 0)
 		return rc;
 	fresh = rc == 1;

@@ -41,6 +41,7 @@ struct replacement {
 int replacement_create(struct replacement *new, const char **step);	/* its descriptor */
 /* Before anything is written to it: with a name, it is its owner's alone until it is published. */
 int replacement_name(struct replacement *new, int fd, const char **step);
+/* When its bytes are durable. */
 int replacement_publish(struct replacement *new, int fd, const char **step);
 
 /* Give the file the rights of the one it replaces, and what else is attached to that; where there

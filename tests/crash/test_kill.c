@@ -9,6 +9,9 @@
  * assert that this is the only such place, and that a new file has none. Where files without a name
  * are not to be had, any kill may leave one. Either way the next writer in that folder removes it.
  *
+ * The same of saves into a folder: the model there is the old one or the new one, of whatever shape
+ * both are.
+ *
  * Not covered: what a disk does when the power goes (test_power.c), and a kernel that dies with
  * its page cache.
  */
@@ -17,7 +20,8 @@
 
 #define SIZE_A (3 * MIB + 1)
 #define SIZE_B (5 * MIB + 777)	/* worth a ring */
-#define CALLS_MAX 512
+#define CALLS_MAX 1024
+#define TENSORS 4
 
 struct shared {
 	atomic_uint calls, commits;
@@ -254,6 +258,116 @@ TEST(a_kill_at_any_call_of_a_writer_that_needs_names_leaves_nothing_or_new)
 {
 	no_unnamed = true;
 	kill_at_every_call(false);
+}
+
+/* ----------------------------------------------------------------------------------- models -- */
+
+static const char *const names[TENSORS] = { "a", "b", "c", "d" };
+static const uint64_t lengths[TENSORS] = { 5000, 3000, 4096, 70 };
+
+/* A model of the bytes `seed`, in files of at most `shard_size`. */
+static void save_model(int seed, uint64_t shard_size)
+{
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_save_tensor tensors[TENSORS];
+	struct pen_save *save;
+
+	memset(memory, seed, 5000);
+	for (int i = 0; i < TENSORS; i++)
+		tensors[i] = (struct pen_save_tensor){ .name = names[i], .dtype = PEN_U8, .rank = 1,
+						       .shape = &lengths[i], .memory = memory };
+	options.shard_size = shard_size;
+	OK(pen_save_start(kit_folder(SHM), tensors, TENSORS, &options, &save, &kit_err));
+	OK(pen_save_wait(save, NULL, &kit_err));
+}
+
+/* The one byte that all of the model in the folder has; -1: there is no whole one. */
+static int seed_of_model(void)
+{
+	const struct pen_tensor *tensors;
+	unsigned char bytes[5000];
+	struct pen_device *host;
+	struct pen_model *model;
+	int seed = -1;
+
+	if (pen_model_open(kit_folder(SHM), &model, &kit_err))
+		return -1;
+	OK(pen_device_open("host", &host, &kit_err));
+	CHECK_EQ(pen_model_tensors(model, &tensors), TENSORS);
+	for (int i = 0; i < TENSORS; i++) {
+		struct pen_placement placement = { .tensor = &tensors[i], .memory = bytes };
+		struct pen_job *job;
+
+		OK(pen_load_start(model, host, &placement, 1, NULL, &job, &kit_err));
+		OK(pen_job_wait(job, NULL, &kit_err));
+		for (uint64_t k = 0; k < tensors[i].bytes; k++) {
+			CHECK(seed < 0 || bytes[k] == seed);
+			seed = bytes[k];
+		}
+	}
+	pen_device_close(host);
+	pen_model_close(model);
+	return seed;
+}
+
+static void kill_model_at_every_call(uint64_t old, uint64_t new)
+{
+	bool is_new = false;
+	int status;
+
+	for (unsigned int k = 1;; k++) {
+		pid_t child;
+		int seed;
+
+		/* Finishes what the last one left, too. */
+		save_model(1, old);
+		memset(shared, 0, sizeof(*shared));
+		child = fork();
+		CHECK(child >= 0);
+		if (!child) {
+			kill_at = k;
+			sys_fault_hook = hook;
+			save_model(2, new);
+			_exit(0);
+		}
+		waitpid(child, &status, 0);
+		kit_at("%llu to %llu, call %u, %s", (unsigned long long)old,
+		       (unsigned long long)new, k,
+		       k <= CALLS_MAX ? shared->names[k - 1] : "");
+		seed = seed_of_model();
+		if (WIFEXITED(status) && !WEXITSTATUS(status)) {
+			/* Fewer calls than k: the save went through. */
+			CHECK(k > 50 && is_new && seed == 2);
+			return;
+		}
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && k < CALLS_MAX);
+		CHECK(is_new ? seed == 2 : seed == 1 || seed == 2);
+		is_new = seed == 2;
+	}
+}
+
+/* Three files, two, and one. */
+static void kill_models_after(uint64_t old)
+{
+	setup();
+	kill_model_at_every_call(old, 5000);
+	kill_model_at_every_call(old, 9000);
+	kill_model_at_every_call(old, 1 << 20);
+}
+
+TEST_SLOW(a_kill_at_any_call_of_a_save_over_three_files_leaves_one_whole_model)
+{
+	kill_models_after(5000);
+}
+
+TEST_SLOW(a_kill_at_any_call_of_a_save_over_two_files_leaves_one_whole_model)
+{
+	kill_models_after(9000);
+}
+
+TEST_SLOW(a_kill_at_any_call_of_a_save_over_one_file_leaves_one_whole_model)
+{
+	kill_models_after(1 << 20);
 }
 
 TEST_MAIN

@@ -31,6 +31,7 @@ struct scenario {
 	bool hot, replaces;
 	bool allocates;		/* the job allocates the memory it reads into */
 	const char *inject;	/* what a store does besides; a write then asks for groups */
+	bool saves;		/* as a tensor of a safetensors file */
 };
 
 enum { ONCE, FOR_GOOD };
@@ -139,6 +140,42 @@ static void fill_memory(struct pen_device *device, void *memory, uint64_t size)
 	free(mirror);
 }
 
+/* The tensor of a saved file; not at all, if that is no such file. */
+static bool holds_tensor(uint64_t size)
+{
+	unsigned char *bytes = malloc(size);
+	const struct pen_tensor *tensor;
+	struct pen_model *model;
+	bool good = false;
+	int fd;
+
+	if (!pen_model_open(target, &model, NULL)) {
+		tensor = pen_model_find(model, "t");
+		fd = open(target, O_RDONLY | O_CLOEXEC);
+		good = tensor && tensor->bytes == size &&
+		       pread(fd, bytes, size, (off_t)tensor->offset) == (ssize_t)size &&
+		       pattern_check(bytes, size, 0) == size;
+		close(fd);
+		pen_model_close(model);
+	}
+	free(bytes);
+	return good;
+}
+
+static int save(const struct scenario *scenario, struct pen_device *device, void *memory,
+		const struct pen_options *transfer, struct pen_report *report)
+{
+	struct pen_save_tensor tensor = { .name = "t", .dtype = PEN_U8, .rank = 1,
+					  .shape = &scenario->size, .memory = memory,
+					  .device = device };
+	struct pen_save_options options = { .size = sizeof(options), .align = 4096,
+					    .transfer = transfer };
+	struct pen_save *saving;
+	int rc = pen_save_start(target, &tensor, 1, &options, &saving, &kit_err);
+
+	return rc ? rc : pen_save_wait(saving, report, &kit_err);
+}
+
 /* From opening the device to the commit, every call subject to the fault. */
 static int move(const struct scenario *scenario)
 {
@@ -168,14 +205,16 @@ static int move(const struct scenario *scenario)
 		fill_memory(device, memory, scenario->size);
 		fault.armed = true;
 	}
-	if (!rc)
+	if (!rc && scenario->saves)
+		rc = save(scenario, device, memory, &options, &report);
+	else if (!rc)
 		rc = pen_object_open(read ? source : target, scenario->mode,
 				     read ? 0 : scenario->size, &extent.object, &kit_err);
-	if (!rc)
+	if (!rc && !scenario->saves)
 		rc = pen_transfer(scenario->mode, device, &extent, 1, &options, &report,
 				  &kit_err);
 	CHECK(fault.k || kit_has_path(&report, scenario->path));
-	if (!rc && !read)
+	if (!rc && !read && !scenario->saves)
 		rc = pen_object_commit(extent.object, &kit_err);
 	if (rc) {
 		CHECK_EQ(kit_err.code, rc);
@@ -198,7 +237,8 @@ static void check_store(const struct scenario *scenario, int rc)
 
 	if (scenario->mode == PEN_READ)
 		return;
-	is_new = kit_holds(target, scenario->size);
+	is_new = scenario->saves ? holds_tensor(scenario->size)
+				 : kit_holds(target, scenario->size);
 	CHECK(rc ? is_new || is_old(scenario) : is_new);
 	if (!fault.gave_up)
 		CHECK(kit_list(kit_folder(DISK), NULL) <= 1);
@@ -349,6 +389,12 @@ TEST_SLOW(write_over_a_file_from_the_gpu)
 {
 	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
 					   .replaces = true });
+}
+
+TEST_SLOW(save_of_a_gpus_tensor_over_a_file)
+{
+	fail_every_call((struct scenario){ "direct-uring", "cuda:0", PEN_WRITE, PEN_AUTO, SIZE,
+					   .replaces = true, .saves = true });
 }
 
 /* The lane changes its queue while what it gathered waits to be sent. */

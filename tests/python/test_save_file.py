@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import stat
+import threading
 import time
 from collections import UserDict
 
@@ -14,8 +15,9 @@ import safetensors.torch
 import torch
 
 import penstock
-from penstock import _save
-from support import DTYPES, F4, Talk, assert_same, held_below, outcome, python, random_tensor
+from penstock import _penstock, _save
+from support import (DTYPES, F4, PACKAGE, Talk, assert_same, environment, held_below, outcome,
+                     python, random_tensor)
 
 theirs = safetensors.torch.save_file
 
@@ -211,6 +213,83 @@ def test_arrays_of_any_class_are_saved_as_safetensors_saves_them(tmp_path, case)
     safetensors.numpy.save_file(arrays, tmp_path / "theirs.safetensors")
     assert (tmp_path / "mine.safetensors").read_bytes() == \
         (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_jax_arrays_are_saved_as_safetensors_saves_them(tmp_path):
+    jax = pytest.importorskip("jax.numpy")
+    from safetensors.flax import save_file as theirs_of_jax
+
+    arrays = {"a": jax.arange(6).reshape(2, 3), "t": jax.arange(6.0).reshape(2, 3).T,
+              "b": jax.ones(3, jax.bfloat16), "s": jax.float16(3)}
+    penstock.save_file(arrays, tmp_path / "mine.safetensors")
+    theirs_of_jax(dict(arrays), tmp_path / "theirs.safetensors")
+    assert (tmp_path / "mine.safetensors").read_bytes() == \
+        (tmp_path / "theirs.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("align", [8, 64, 4096, 1 << 16])
+@pytest.mark.parametrize("names", [1, 2, 50, 300])
+def test_aligned_files_differ_in_spaces_alone(tmp_path, align, names):
+    tensors = {f"tensor.{i}": random_tensor(torch.float32, (i,), seed=i) for i in range(names)}
+    plain = written(theirs, tmp_path / "theirs.safetensors", tensors, metadata={"a": "b"})
+    mine = written(penstock.save_file, tmp_path / "mine.safetensors", tensors,
+                   metadata={"a": "b"}, align=align)
+    start, plain_start = (8 + int.from_bytes(each[:8], "little") for each in (mine, plain))
+    assert start % align == 0 and start - plain_start < align
+    assert mine[start:] == plain[plain_start:]
+    assert mine[8:plain_start] == plain[8:plain_start]
+    assert mine[plain_start:start] == b" " * (start - plain_start)
+    assert_same(safetensors.torch.load_file(tmp_path / "mine.safetensors"), tensors)
+    assert_same(penstock.load_file(tmp_path / "mine.safetensors"), tensors)
+
+
+@pytest.mark.parametrize("align", [1, 7, 4095, 1 << 21, -8])
+def test_an_alignment_that_cannot_be_is_refused(tmp_path, align):
+    with pytest.raises(ValueError, match="4096"):
+        penstock.save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors", align=align)
+    assert os.listdir(tmp_path) == []
+
+
+FAKES = PACKAGE.parent / "tests/fakes"
+ON_GPUS = """
+    import sys, penstock
+    source, target = sys.argv[1:]
+    arrays = penstock.load_file(source, 0, framework="dlpack")
+    others = penstock.load_file(source, 1, framework="dlpack")
+    host = penstock.load_file(source, framework="dlpack")
+    mixed = {name: (arrays, others, host)[i % 3][name] for i, name in enumerate(sorted(arrays))}
+    penstock.save_file(mixed, target, metadata={"format": "pt"})
+    print(penstock.last_report().device)
+    del arrays, others, host, mixed
+    """
+
+
+def test_tensors_of_two_gpus_and_the_host_are_saved_together(tmp_path):
+    """By way of the fake driver, which runs copies as late as is lawful and counts what it gave."""
+    if not (FAKES / "libcuda.so.1").exists():
+        pytest.skip("no fake driver beside this package")
+    tensors = {f"t{i}": random_tensor(DTYPES[i % len(DTYPES)], (i * 37 % 500, 6), seed=i)
+               for i in range(120)}
+    theirs(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    env = environment(LD_LIBRARY_PATH=str(FAKES), FAKE_CUDA_STRICT="1", FAKE_CUDA_DEVICES="2",
+                      FAKE_CUDA_ABORT_ON_LEAK="1")
+    done = python(ON_GPUS, tmp_path / "theirs.safetensors", tmp_path / "mine.safetensors", env=env)
+    assert done.stdout == "cuda:0+cuda:1+host\n" and done.stderr == ""
+    assert (tmp_path / "mine.safetensors").read_bytes() == \
+        (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_what_is_queued_on_the_current_stream_is_saved(tmp_path, device):
+    """As it will be when that is done, not as it is when save_file is called."""
+    if device == "cpu":
+        pytest.skip("the host has no streams")
+    stream = torch.cuda.Stream(device)
+    tensor = torch.zeros(8 << 20, device=device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        tensor.fill_(7)
+        penstock.save_file({"a": tensor}, tmp_path / "x.safetensors")
+    assert (penstock.load_file(tmp_path / "x.safetensors")["a"] == 7).all()
 
 
 # ----------------------------------------------------------------------- the same kind of error --
@@ -449,9 +528,10 @@ def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_pat
         raise KeyboardInterrupt     # as where a bar is drawn: nobody has stopped the job
 
     def not_committed(job, label, progress):
-        report = job.wait()
+        while not job.wait_for(1):
+            pass
         shutil.rmtree(folder)
-        return report
+        return job.wait()
 
     if how != "not started":
         monkeypatch.setattr(_save, "wait",
@@ -489,6 +569,54 @@ def test_ctrl_c_stops_a_save_and_leaves_the_old_file(tmp_path):
         saver.end()
     assert path.read_bytes() == b"old"
     assert sorted(os.listdir(tmp_path)) == ["x.safetensors", "x.safetensors.after"]
+
+
+def test_a_store_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    start = _penstock.save_safetensors
+    for fault, number in (("fail:*:EIO", 5), ("fail:1:ENOSPC", 28)):
+        monkeypatch.setattr(_penstock, "save_safetensors",
+                            lambda *args, fault=fault: start(*args, fault))
+        with pytest.raises(penstock.Error, match="x.safetensors") as caught:
+            penstock.save_file({"a": torch.ones(1000)}, path)
+        assert caught.value.errno == number
+        assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_other_threads_run_while_bytes_move(tmp_path, monkeypatch):
+    """The store takes 0.3 s for each request; Python's lock is free meanwhile."""
+    start = _penstock.save_safetensors
+    monkeypatch.setattr(_penstock, "save_safetensors",
+                        lambda *args: start(*args, "delay:*:300ms"))
+    counted, stop = [], threading.Event()
+
+    def count():
+        while not stop.wait(0.001):
+            counted.append(time.monotonic())
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    penstock.save_file({"a": torch.ones(1000)}, tmp_path / "x.safetensors")
+    stop.set()
+    thread.join()
+    assert len(counted) > 20
+
+
+def test_a_save_under_way_when_python_ends_is_stopped(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"old")
+    python("""
+        import sys, numpy, penstock
+        from penstock import _penstock
+        from penstock._device import open_device
+        array = numpy.zeros(1 << 20, numpy.uint8)
+        kept = _penstock.save_safetensors(
+            sys.argv[1], [("a", 4, array.shape, array.ctypes.data, open_device("host"))], None, 0,
+            0, [], array, 0, 128 << 20, "delay:*:300ms")
+        assert kept.progress()[1] > 1 << 20
+        """, path)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def test_names_and_metadata_may_hold_nul(tmp_path):

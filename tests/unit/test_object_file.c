@@ -1339,6 +1339,41 @@ TEST(a_commit_tried_again_leaves_no_litter)
 	CHECK_EQ(entries_in(scratch), 1);
 }
 
+/* Of what a failed flush lost the kernel says nothing when it is asked again. */
+TEST(a_flush_that_failed_is_not_tried_again)
+{
+	static const char *const calls[] = { "fdatasync", "fsync" };
+	const char *path = make_file("old", 5000);
+
+	for (size_t i = 0; i < 2; i++) {
+		CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+		fill_object(100);
+		failing = calls[i];
+		sys_fault_hook = fail_named;
+		CHECK_EQ(pen_object_commit(object, &err), -EIO);
+		sys_fault_hook = NULL;
+		CHECK_EQ(pen_object_commit(object, &err), -EIO);
+		CHECK(strstr(err.hint, "anew") && !strcmp(err.object, path));
+		close_object();
+		CHECK_EQ(good_bytes(path), 5000);
+		CHECK_EQ(entries_in(scratch), 1);
+	}
+	/* Nor after one that was made for the page cache's sake, or in place. */
+	CHECK_EQ(open_object(path, PEN_WRITE, 100), 0);
+	failing = "fdatasync";
+	sys_fault_hook = fail_named;
+	CHECK_EQ(object_uncache(object, &err), -EIO);
+	sys_fault_hook = NULL;
+	CHECK_EQ(pen_object_commit(object, &err), -EIO);
+	close_object();
+	CHECK_EQ(open_object(path, PEN_WRITE_IN_PLACE, 100), 0);
+	sys_fault_hook = fail_named;
+	CHECK_EQ(pen_object_commit(object, &err), -EIO);
+	sys_fault_hook = NULL;
+	CHECK_EQ(pen_object_commit(object, &err), -EIO);
+	close_object();
+}
+
 /* Each of these has another hint where it happens before. */
 TEST(whatever_the_last_step_fails_with_the_new_file_is_said_to_be_there)
 {
