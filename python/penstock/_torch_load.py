@@ -40,11 +40,6 @@ def _damaged(path: Any, message: str, hint: str = "") -> Error:
 
 # ------------------------------------------------------------------------------- where it goes --
 
-def _by_location(torch: Any, map_location: Any) -> bool:
-    """Do the locations in the pickle say where storages go?"""
-    return map_location is None or isinstance(map_location, dict)
-
-
 def _gpu_of(torch: Any, map_location: Any, location: str | None) -> str | None:
     """The GPU that a storage goes to, in the engine's words; None where it comes to the host at
     first, and torch takes it from there."""
@@ -83,7 +78,9 @@ def _make_room(torch: Any, device: str, sizes: list[int]) -> None:
 def _places(torch: Any, records: dict[str, tuple], locations: dict[int, str],
             map_location: Any) -> dict[str, _Place]:
     """Memory for every storage of the file."""
-    wanted = [(name, index, size, _gpu_of(torch, map_location, locations.get(index)))
+    gpus = {location: _gpu_of(torch, map_location, location)
+            for location in {None, *locations.values()}}
+    wanted = [(name, index, size, gpus[locations.get(index)])
               for name, (index, size, _) in records.items() if name.startswith("data/")]
     for gpu in {gpu for *_, gpu in wanted if gpu is not None}:
         _make_room(torch, gpu, [size for _, _, size, on in wanted if on == gpu])
