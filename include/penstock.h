@@ -185,7 +185,8 @@ uint64_t pen_object_size(const struct pen_object *object);
  * After an error the target is as it was; only if the last step fails it is the new one, and might
  * not survive a power loss (commit again to try that step again). A flush of the file that failed
  * is never tried again, as it would hide what was lost: write the bytes anew. In place, it only
- * makes durable what is visible already. A child of fork() cannot commit what its parent opened: -ECHILD.
+ * makes durable what is visible already. A child of fork() cannot commit what its parent opened:
+ * -ECHILD.
  */
 int pen_object_commit(struct pen_object *object, struct pen_error *err);
 

@@ -1276,8 +1276,8 @@ static PyMethodDef functions[] = {
 	{ "save_safetensors", (PyCFunction)(void (*)(void))save_safetensors,
 	  METH_VARARGS | METH_KEYWORDS,
 	  "save_safetensors(path, tensors, metadata, align, shard_size, streams, keeps, transfer, "
-	  "memory_limit, inject=None) -> Saving; a tensor is (name, dtype, shape, address, device), "
-	  "metadata None or [(key, value)], a stream (device, stream)." },
+	  "memory_limit, inject=None) -> Saving; a tensor is (name, dtype, shape, address, "
+	  "device), metadata None or [(key, value)], a stream (device, stream)." },
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None) "
 	  "-> Job; an extent is (object, offset, address, length)." },

@@ -42,8 +42,8 @@ struct memory {
 };
 
 /*
- * What is left to do when the bytes of a job have moved, where pen_job_wait() is not all: to compare
- * digests. `end` waits for the job, too, frees the struct, and runs without the GIL.
+ * What is left to do when the bytes of a job have moved, where pen_job_wait() is not all: to
+ * compare digests. `end` waits for the job, too, frees the struct, and runs without the GIL.
  */
 struct ending {
 	int (*end)(struct ending *self, struct pen_job *job, struct pen_report *report,

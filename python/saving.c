@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Saves under way as Python objects. A Saving is what wait(), wait_for(), progress() and cancel()
- * are made of, whatever is saved: each kind brings a table of four functions and a handle. The rules
- * are those of jobs (_penstock.c): waiting happens without the GIL and notices Ctrl-C, one thread
- * waits at a time, and what nobody waits for when the interpreter ends is stopped.
+ * Saves under way as Python objects. A Saving can be waited for, watched and cancelled, whatever is
+ * saved: each kind brings a table of four functions and a handle. The rules are those of jobs
+ * (_penstock.c): waiting happens without the GIL and notices Ctrl-C, one thread waits at a time,
+ * and what nobody waits for when the interpreter ends is stopped.
  */
 #include "binding.h"
 
@@ -91,7 +91,7 @@ static bool begin_waiting(struct saving *saving)
 	return !PyErr_Occurred();
 }
 
-/* A slice of waiting: 1 when all is written, 0 not yet, -1 with an exception; then it is stopped. */
+/* A slice of waiting: 1 when all is written, 0 not yet, -1 with an exception, and stopped. */
 static int wait_a_little(struct saving *saving, double seconds)
 {
 	PyObject *type, *value, *trace;

@@ -125,7 +125,7 @@ REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flag
 	struct stat st;
 	int rc = __real_linkat(fd, from, folder, to, flags);
 
-	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) && !strcmp(to, "target"))
+	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) && (!strcmp(to, "target") || !strncmp(to, "model", 5)))
 		note(RENAME, st.st_ino, 0, 0);
 	return rc;
 }
@@ -353,6 +353,43 @@ TEST(data_is_flushed_then_named_then_its_folder_is_flushed)
 	CHECK(kit_holds(target, extent.length));
 	OK(pen_device_free(host, extent.memory, extent.length, &kit_err));
 	pen_device_close(host);
+}
+
+/* Of a model no file is found before all are on the disk, and the index after all that it names. */
+TEST(power_lost_while_a_model_is_saved_finds_no_index_without_its_files)
+{
+	static const uint64_t lengths[] = { 5000, 3000 };
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_save_tensor tensors[] = {
+		{ .name = "a", .dtype = PEN_U8, .rank = 1, .shape = &lengths[0] },
+		{ .name = "b", .dtype = PEN_U8, .rank = 1, .shape = &lengths[1] },
+	};
+	static unsigned char bytes[5000];
+	unsigned int named[3], names = 0;
+	struct pen_save *save;
+	char index[300];
+
+	tensors[0].memory = tensors[1].memory = bytes;
+	options.shard_size = 5000;
+	recording = true;
+	OK(pen_save_start(kit_folder(DISK), tensors, 2, &options, &save, &kit_err));
+	OK(pen_save_wait(save, NULL, &kit_err));
+	recording = false;
+	for (unsigned int i = 0; i < event_count; i++)
+		if (events[i].kind == RENAME) {
+			CHECK(names < 3);
+			named[names++] = i;
+		}
+	CHECK_EQ(names, 3);
+	for (unsigned int i = 0; i < event_count; i++)
+		if (events[i].kind == WRITE) {
+			CHECK(i < named[0]);
+			CHECK(followed(i, named[0], SYNC, events[i].inode));
+		}
+	snprintf(index, sizeof(index), "%s/model.safetensors.index.json", kit_folder(DISK));
+	CHECK_EQ(events[named[2]].inode, inode_of(index));
+	for (unsigned int i = 0; i < 3; i++)
+		CHECK(followed(named[i], i < 2 ? named[i + 1] : event_count, SYNC_FOLDER, 0));
 }
 
 TEST_MAIN

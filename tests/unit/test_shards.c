@@ -46,8 +46,9 @@ TEST(nothing_at_all_is_one_file)
 TEST(names_are_known_again)
 {
 	static const char *const others[] = {
-		"model", "model-00001.safetensors", "model-1-of-2.safetensors", "model.safetensors.x",
-		"model-00001-of-00002.bin", "amodel.safetensors", "model-00001-of-00002-x.safetensors",
+		"model", "model-00001.safetensors", "model-1-of-2.safetensors",
+		"model.safetensors.x", "model-00001-of-00002.bin", "amodel.safetensors",
+		"model-00001-of-00002-x.safetensors",
 		"model-00001-of-00002", "models.safetensors", "", "model--of-.safetensors",
 		"model.safetensors.index.json", "model-00001-of-.safetensors",
 	};
