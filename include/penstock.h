@@ -557,7 +557,7 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 /*
  * What torch.save writes is a zip file: a pickle, "data.pkl", that describes objects, and beside it
  * one record for each storage, "data/0" and so on, as plain bytes. Penstock reads and writes such
- * files; docs/checkpoint.md says what lies where in those that it writes. Nothing is unpickled: no
+ * files; docs/torch-file.md says what lies where in those that it writes. Nothing is unpickled: no
  * function of this library runs what a pickle names.
  *
  * Load: open the file, make extents of records (`offset` and `bytes` of pen_torch_object()), run a

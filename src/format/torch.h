@@ -3,7 +3,7 @@
 #define FORMAT_TORCH_H
 /*
  * A file of torch's, open for reading: the records of its zip, by offset, and what is known about
- * them. The layout of what Penstock adds - the table of digests - is in docs/checkpoint.md.
+ * them. The layout of what Penstock adds - the table of digests - is in docs/torch-file.md.
  *
  * Invariants
  *   1. Records lie in the file, in the order of offsets, and do not overlap (zip.h).

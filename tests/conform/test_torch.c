@@ -2,15 +2,17 @@
 /*
  * Torch's files from end to end: what is written from the memory of every device comes back the
  * same, verified; what is damaged is said to be, by file, record and byte; what fails leaves the
- * old file. That torch itself reads them, and that we read its own, is in tests/python.
+ * old file. That torch itself reads them, and that we read its own, is in tests/cli.
  */
 #include <errno.h>
-#include <sys/resource.h>
+#include <sys/stat.h>
 #include "base/digest.h"
 #include "kit.h"
+#include "sys/fault.h"
 
 #define PICKLE "\x80\2}."	/* an empty dict */
 #define STORAGES 7
+#define OLD_SIZE 1000
 
 static const uint64_t sizes[STORAGES] = { 5 * MIB + 3, 1, 0, 4096, 3 * MIB, 4097, MIB + 4095 };
 static unsigned char bytes[16 * MIB];	/* what storages hold, one after the other */
@@ -454,6 +456,70 @@ TEST(the_old_file_stays_until_the_new_one_is_whole)
 	CHECK_EQ(kit_list(kit_folder(DISK), NULL), before);
 	let_go(storages);
 	pen_device_close(host);
+}
+
+static atomic_uint calls, wrong_call;	/* made so far, and which one fails; 0: none */
+
+static int fail_one(const char *name)
+{
+	/* What fails to give back is lost by definition. */
+	if (!strcmp(name, "unlink") || ++calls != wrong_call)
+		return 0;
+	return strstr(name, "alloc") ? ENOMEM : EIO;
+}
+
+/* One small save over the file that is there. */
+static int save_small(const char *path)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_storage storages[2] = {
+		{ .memory = bytes, .bytes = 70000 }, { .memory = bytes + 70000, .bytes = 5 },
+	};
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_save *started;
+	int rc;
+
+	content.parts = &part;
+	content.part_count = 1;
+	content.storages = storages;
+	content.storage_count = 2;
+	rc = pen_torch_save_start(path, NULL, &content, NULL, &started, &kit_err);
+	return rc ? rc : pen_torch_save_wait(started, NULL, &kit_err);
+}
+
+/* Whatever call fails, there is the old file or the new one, and nothing beside it. */
+TEST(every_call_of_a_save_may_fail)
+{
+	const char *path = scratch("calls.pt");
+	struct pen_torch *file;
+	unsigned int k, failed = 0;
+	bool replaced = false;
+	struct stat st;
+
+	kit_write(path, 0, OLD_SIZE, 0x77);
+	for (k = 1;; k++) {
+		int rc;
+
+		kit_at("call %u", k);
+		calls = 0;
+		wrong_call = k;
+		sys_fault_hook = fail_one;
+		rc = save_small(path);
+		sys_fault_hook = NULL;
+		failed += rc != 0;
+		CHECK(!rc || (kit_err.code == rc && kit_err.message[0]));
+		CHECK_EQ(kit_list(kit_folder(DISK), NULL), 1);
+		CHECK(!stat(path, &st));
+		replaced |= !rc || st.st_size != OLD_SIZE;
+		if (replaced) {
+			OK(pen_torch_open(path, &file, &kit_err));
+			OK(pen_torch_verify(file, NULL, NULL, &kit_err));
+			pen_torch_close(file);
+		}
+		if (calls < k)
+			break;
+	}
+	CHECK(failed > 10 && k > 30);
 }
 
 TEST(a_save_can_be_cancelled)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Pickles as data: which tensors one describes, by which names; what is broken, or made to take all
- * memory, is refused. Real ones, of every kind that torch writes, are in tests/python.
+ * memory, is refused. Real ones, of every kind that torch writes, are in tests/cli.
  */
 #include <errno.h>
 #include <stdint.h>
