@@ -402,9 +402,8 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new(tmp_path):
 # --------------------------------------------------------------------------------------- threads --
 
 def test_other_threads_run_while_bytes_move(tmp_path):
-    """A save of a few hundred megabytes lets another thread count; one that kept the lock would let
-    it at the switches of the interpreter alone, before and after."""
-    state = [torch.ones(64 << 20)]
+    """A save of 256 MB lets another thread count. One that kept the lock would let it run before
+    and after, which is a matter of single steps: there is one tensor to pickle."""
     counted, stop = [0], threading.Event()
 
     def count():
@@ -412,19 +411,17 @@ def test_other_threads_run_while_bytes_move(tmp_path):
             counted[0] += 1
             time.sleep(0)
 
+    state = [torch.ones(64 << 20)]
     thread = threading.Thread(target=count)
     thread.start()
     try:
         before = counted[0]
-        job_seconds = time.perf_counter()
         penstock.save(state, tmp_path / "x.pt")
-        job_seconds = time.perf_counter() - job_seconds
         during = counted[0] - before
     finally:
         stop.set()
         thread.join()
-    # Even beside busy neighbours it runs more often than the lock changes hands by force.
-    assert during > job_seconds / sys.getswitchinterval() * 2
+    assert during > 100
 
 
 def test_threads_save_beside_each_other(tmp_path):
