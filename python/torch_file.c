@@ -357,10 +357,8 @@ static PyObject *torch_file_records(PyObject *self, PyObject *unused)
 	(void)unused;
 	for (size_t i = 0; dict && i < count; i++) {
 		PyObject *name = PyUnicode_DecodeFSDefault(records[i].name);
-		PyObject *entry = Py_BuildValue("(nKO)", (Py_ssize_t)i,
-						(unsigned long long)records[i].bytes,
-						records[i].flags & PEN_TORCH_PACKED ? Py_True
-										   : Py_False);
+		PyObject *entry = Py_BuildValue("(nK)", (Py_ssize_t)i,
+						(unsigned long long)records[i].bytes);
 
 		if (!name || !entry || PyDict_SetItem(dict, name, entry))
 			Py_CLEAR(dict);
@@ -434,7 +432,7 @@ static PyObject *torch_file_locations(PyObject *self, PyObject *unused)
 
 static PyMethodDef torch_file_methods[] = {
 	{ "records", torch_file_records, METH_NOARGS,
-	  "{name: (index, bytes, packed)} in the order of offsets." },
+	  "{name: (index, bytes)} in the order of offsets." },
 	{ "read", torch_file_read, METH_O, "read(index) -> bytes of a small record, verified." },
 	{ "locations", torch_file_locations, METH_NOARGS,
 	  "{index: device} of records that are storages of tensors, when they were saved." },

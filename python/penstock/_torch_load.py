@@ -81,7 +81,7 @@ def _places(torch: Any, records: dict[str, tuple], locations: dict[int, str],
     gpus = {location: _gpu_of(torch, map_location, location)
             for location in {None, *locations.values()}}
     wanted = [(name, index, size, gpus[locations.get(index)])
-              for name, (index, size, _) in records.items() if name.startswith("data/")]
+              for name, (index, size) in records.items() if name.startswith("data/")]
     for gpu in {gpu for *_, gpu in wanted if gpu is not None}:
         _make_room(torch, gpu, [size for _, _, size, on in wanted if on == gpu])
     return {name: _Place(index, gpu or "host", torch.UntypedStorage(size, device=gpu or "cpu"))
@@ -101,6 +101,7 @@ class _Arrivals:
             place.group = group
         self._here = bytearray(len(wanted))
         self._verify = verify
+        self._devices = {place.device for place in wanted} or {"host"}
         self._report: dict | None = None
         self._failure: Exception | None = None
         self._job = file.load(
@@ -108,7 +109,7 @@ class _Arrivals:
             [(place.record, place.storage.data_ptr(), open_device(place.device))
              for place in wanted],
             places, verify, transfer, memory_limit,
-            streams(torch, {place.device for place in wanted}))
+            streams(torch, self._devices))
 
     def wait(self, place: _Place) -> None:
         """Until the bytes of a storage are there."""
@@ -130,6 +131,7 @@ class _Arrivals:
             except Exception as error:
                 self._failure = error
                 raise
+            self._report["device"] = "+".join(sorted(self._devices))
             if not self._verify:
                 self._report["unverified_bytes"] = self._report["bytes"]
         return self._report
@@ -249,8 +251,10 @@ def why_torch_loads(f: Any, map_location: Any = None, pickle_module: Any = None,
 
     if config.load.mmap if mmap is None else mmap:
         return "mmap=True is torch's"
-    if torch.serialization._is_meta_location(map_location) or sys.byteorder != "little":
-        return "nothing is to be read" if sys.byteorder == "little" else "the bytes are swapped"
+    if sys.byteorder != "little":
+        return "the machine has another byte order than most files"
+    if torch.serialization._is_meta_location(map_location):
+        return "tensors on meta have no bytes to read"
     if getattr(torch.serialization._serialization_tls, "skip_data", False) \
             or torch._guards.detect_fake_mode(None) is not None:
         return "fake tensors are torch's"
@@ -274,8 +278,6 @@ def _why_torch_reads(torch: Any, path: Any) -> tuple[str, Any]:
         return "it is a TorchScript archive", None
     if "data.pkl" not in records:
         raise _damaged(path, "it has no record data.pkl", "Is it a file of torch.save?")
-    if records["data.pkl"][2]:
-        return "its pickle is compressed", None
     order = b"little"
     if "byteorder" in records:
         order = file.read(records["byteorder"][0])

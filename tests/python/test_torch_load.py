@@ -335,6 +335,17 @@ def rewritten(path, change) -> None:
                 file.writestr(name, data)
 
 
+def test_a_file_that_somebody_has_compressed_is_refused_in_words(tmp_path):
+    torch.save([torch.ones(1000)], tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as file:
+        entries = [(entry, file.read(entry)) for entry in file.namelist()]
+    with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in entries:
+            file.writestr(name, data)
+    with pytest.raises(penstock.Error, match="compressed"):
+        penstock.load(tmp_path / "x.pt")
+
+
 def test_a_storage_that_is_missing(tmp_path):
     torch.save([torch.ones(3), torch.ones(4)], tmp_path / "x.pt")
     rewritten(tmp_path / "x.pt", lambda name, data: None if name == "data/1" else data)

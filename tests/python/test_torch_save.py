@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _torch_save
+from penstock import _progress, _torch_save
 from support import MIB, Talk, environment, held_below, outcome, python
 from torch_objects import OBJECTS, alike
 
@@ -350,6 +350,17 @@ def test_ctrl_c_stops_a_save_and_leaves_a_whole_file(tmp_path):
         assert "stopped" in process.end()[0]
     assert penstock.load(tmp_path / "x.pt")["t0"].sum() in (0, 32 << 18)
     assert os.listdir(tmp_path) == ["x.pt"]
+
+
+def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_path, monkeypatch):
+    def interrupted(job, label, progress):
+        raise KeyboardInterrupt     # as where a bar is drawn: nobody has stopped the job
+
+    monkeypatch.setattr(_progress, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        penstock.save([torch.zeros(MIB)], tmp_path / "x.pt")
+    assert kept.value is not None and held_below(tmp_path) == []
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_error_keeps_no_file_open(tmp_path):
