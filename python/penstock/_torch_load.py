@@ -253,7 +253,7 @@ def why_torch_loads(f: Any, map_location: Any = None, pickle_module: Any = None,
         return "mmap=True is torch's"
     if sys.byteorder != "little":
         return "the machine has another byte order than most files"
-    if torch.serialization._is_meta_location(map_location):
+    if isinstance(map_location, (str, torch.device)) and str(map_location).startswith("meta"):
         return "tensors on meta have no bytes to read"
     if getattr(torch.serialization._serialization_tls, "skip_data", False) \
             or torch._guards.detect_fake_mode(None) is not None:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 import penstock
-from penstock import _penstock, _progress, _save
+from penstock import _penstock, _progress
 from support import (DTYPES, F4, PACKAGE, Talk, assert_same, environment, held_below, outcome,
                      python, random_tensor)
 
