@@ -677,7 +677,9 @@ struct pen_torch_tensor {
 	uint64_t bytes;			/* of all elements, as if they lay side by side */
 	uint64_t offset;		/* of its first element in the file */
 	size_t record;			/* its storage, index into pen_torch_records() */
-	uint64_t reserved[4];
+	const char *location;		/* where that was when it was saved: "cpu", "cuda:0";
+					   "" where the pickle does not say */
+	uint64_t reserved[3];
 };
 
 /*
@@ -817,6 +819,7 @@ struct pen_job *pen_torch_save_job(const struct pen_torch_save *save);
  */
 int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
 			struct pen_error *err);
+
 /* ---------------------------------------------------------------------------------- saving -- */
 
 /* A tensor to be saved: its numbers one after the other, the last dimension first. */
@@ -967,7 +970,8 @@ void pen_explain_free(struct pen_explanation *explanation);
 const char *pen_transfer_name(int type);
 int pen_transfer_number(int type);
 
-/* From "auto", "3", "CPU_ASYNC_GPU" (any case); -EINVAL with the list in the error. */
+/* From "auto", "3", "CPU_ASYNC_GPU" or, as PyTorch's proposal spells the first seven,
+ * "Storage->CPU->GPU_ASYNC" (any case); -EINVAL with the list in the error. */
 int pen_transfer_parse(const char *text, int *type, struct pen_error *err);
 
 /*

@@ -43,17 +43,6 @@ struct selection {
 	uint64_t total;		/* of all, laid out one after the other */
 };
 
-struct job {
-	PyObject_HEAD
-	struct pen_job *handle;	/* NULL: waited for */
-	struct device *device;
-	PyObject *keeps;	/* whatever must live until the end */
-	void *allocated;	/* filled in by pen_job_wait() */
-	uint64_t allocate;
-	bool waiting;		/* a thread uses the handle without the GIL */
-	struct job *next;	/* in the list of jobs under way, guarded by the GIL */
-};
-
 PyTypeObject *device_type, *memory_type;
 static PyTypeObject *object_type, *model_type, *selection_type, *job_type;
 static struct job *under_way;
@@ -496,9 +485,8 @@ static PyType_Slot object_slots[] = {
 
 /* ------------------------------------------------------------------------------------ Job -- */
 
-/* Options that every call takes: transfer, memory_limit, stream, cache. */
-static bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
-			 PyObject *stream, int cache)
+bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
+		  PyObject *stream, int cache)
 {
 	options->transfer = transfer;
 	options->cache = cache;
@@ -509,7 +497,7 @@ static bool read_options(struct pen_options *options, int transfer, PyObject *me
 	return !PyErr_Occurred();
 }
 
-static struct job *job_new(struct device *device, PyObject *keeps)
+struct job *job_new(struct device *device, PyObject *keeps)
 {
 	struct job *job = new_object(job_type, sizeof(*job));
 
@@ -537,13 +525,15 @@ static void forget(struct job *job)
 static int finish(struct job *job, struct pen_report *report, struct pen_error *err)
 {
 	struct pen_job *handle = job->handle;
+	struct ending *ending = job->ending;
 	int rc;
 
 	job->handle = NULL;
+	job->ending = NULL;
 	job->waiting = true;
 	forget(job);
 	Py_BEGIN_ALLOW_THREADS
-	rc = pen_job_wait(handle, report, err);
+	rc = ending ? ending->end(ending, handle, report, err) : pen_job_wait(handle, report, err);
 	Py_END_ALLOW_THREADS
 	job->waiting = false;
 	return rc;
@@ -587,7 +577,7 @@ PyObject *report_dict(const struct pen_report *report)
 {
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s}",
+		"s:s,s:K,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -598,7 +588,9 @@ PyObject *report_dict(const struct pen_report *report)
 		report->latency_us_p99, "latency_us_max", report->latency_us_max, "paths",
 		paths(report->paths, report->path_count), "refused",
 		paths(report->refused, report->refused_count), "warming_bytes",
-		U64(report->warming_bytes), "cache_reason", report->cache_reason);
+		U64(report->warming_bytes), "cache_reason", report->cache_reason,
+		"digested_bytes", U64(report->digested_bytes), "unverified_bytes",
+		U64(report->unverified_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -1333,6 +1325,10 @@ static PyMethodDef functions[] = {
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
+	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
+	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
+	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
+	  "stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
@@ -1414,7 +1410,7 @@ PyMODINIT_FUNC PyInit__penstock(void)
 	PyObject *module = PyModule_Create(&definition);
 
 	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
-		       add_dtypes(module) ||
+		       torch_file_init(module) || add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;

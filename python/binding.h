@@ -41,6 +41,27 @@ struct memory {
 	struct block *block;
 };
 
+/*
+ * What is left to do when the bytes of a job have moved, where pen_job_wait() is not all: to
+ * compare digests. `end` waits for the job, too, frees the struct, and runs without the GIL.
+ */
+struct ending {
+	int (*end)(struct ending *self, struct pen_job *job, struct pen_report *report,
+		   struct pen_error *err);
+};
+
+struct job {
+	PyObject_HEAD
+	struct pen_job *handle;	/* NULL: waited for */
+	struct ending *ending;	/* NULL: the job's own end is all */
+	struct device *device;
+	PyObject *keeps;	/* whatever must live until the end */
+	void *allocated;	/* filled in by pen_job_wait() */
+	uint64_t allocate;
+	bool waiting;		/* a thread uses the handle without the GIL */
+	struct job *next;	/* in the list of jobs under way, guarded by the GIL */
+};
+
 extern PyTypeObject *device_type, *memory_type, *array_type, *view_type;
 
 /* Raise penstock.Error with all that `err` knows. Always returns NULL. */
@@ -54,6 +75,14 @@ void *new_object(PyTypeObject *type, size_t size);
 void free_object(PyObject *self);
 
 PyObject *report_dict(const struct pen_report *report);
+
+/* Options that every call takes: transfer, memory_limit, stream, cache; false with an exception. */
+bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
+		  PyObject *stream, int cache);
+
+/* A job that is about to start, and keeps what must live until its end: set `handle` then, or let
+ * go of it. */
+struct job *job_new(struct device *device, PyObject *keeps);
 
 /* A new array: `shape` numbers of kind `dtype` from `offset` on. Checks that they fit. */
 PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject *shape);
@@ -107,6 +136,10 @@ int saving_init(PyObject *module);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);
+
+/* torch_file.c: adds TorchFile to the module, and a function of it. */
+int torch_file_init(PyObject *module);
+PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Adds Array, View and the functions of arrays.c to the module. */
 int arrays_init(PyObject *module);

@@ -27,14 +27,15 @@ from ._warming import Warming, warming
 __version__: str = _penstock.version
 
 __all__ = ["Array", "Error", "File", "Patch", "Path", "Prefetch", "Report", "TensorInfo", "Warming",
-           "from_pretrained", "fromfile", "last_report", "load_file", "load_model", "patch",
-           "prefetch", "safe_open", "save_file", "save_model", "stream", "tofile", "trim",
+           "from_pretrained", "fromfile", "last_report", "load", "load_file", "load_model", "patch",
+           "prefetch", "safe_open", "save", "save_file", "save_model", "stream", "tofile", "trim",
            "unpatch", "warming"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",
-          "save_model": "_modules", "from_pretrained": "_transformers", "Patch": "_patch",
-          "patch": "_patch", "unpatch": "_patch"}
+          "save_model": "_modules", "save": "_torch_save", "load": "_torch_load",
+          "from_pretrained": "_transformers", "Patch": "_patch", "patch": "_patch",
+          "unpatch": "_patch"}
 
 # Bytes must not move any more when the interpreter takes its memory down.
 _atexit.register(_penstock.stop_all)
@@ -50,6 +51,8 @@ if _typing.TYPE_CHECKING:   # they know no names that are found by a function
     from ._modules import save_model
     from ._patch import Patch, patch, unpatch
     from ._save import save_file
+    from ._torch_load import load
+    from ._torch_save import save
     from ._transformers import from_pretrained
 else:
     def __getattr__(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""patch(): programs that call safetensors load and save through Penstock, unchanged.
+"""patch(): programs that call safetensors and torch load and save through Penstock, unchanged.
 
 One table says which names of which modules get a stand-in. A stand-in looks like what it stands
 for, asks for each call whether Penstock can serve it, and hands on to the original what it
@@ -125,6 +125,18 @@ def _save_specs(tensor_dict: Any, filename: Any, metadata: Any = None) -> str:
     return _names_no_file(filename)
 
 
+def _torch_load(*args: Any, **kwargs: Any) -> str:
+    from ._torch_load import why_torch_loads
+
+    return why_torch_loads(*args, **kwargs)
+
+
+def _torch_save(*args: Any, **kwargs: Any) -> str:
+    from ._torch_save import why_torch_saves
+
+    return why_torch_saves(*args, **kwargs)
+
+
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     """Serves safetensors' function of this name, whose tensors are described in its own class."""
     from .safetensors import TensorSpec
@@ -177,11 +189,12 @@ TABLE = (
     Row("safetensors.flax", "save_file", _save_file),
     Row("safetensors.flax", "load", _load_bytes),
     Row("safetensors.flax", "save", _save_bytes),
+    Row("torch", "load", _torch_load, "penstock._torch_load"),
+    Row("torch", "save", _torch_save, "penstock._torch_save"),
     # In place of the name that it has from safetensors, one that knows what becomes of the tensors.
     Row("transformers.modeling_utils", "safe_open", _open, "penstock._ondemand"),
 )
 _MODULES = tuple(dict.fromkeys(row.module for row in TABLE))
-
 
 # ------------------------------------------------------------------------------------- stand-ins --
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
-from ._error import shown
+from ._error import Error, shown
 
 _WIDTH = 24
 
@@ -62,3 +63,15 @@ def wait(job, label: str, progress: bool) -> dict:
     finally:
         bar.end()
     return job.wait()
+
+
+def wait_or_stop(job, label: str, progress: bool) -> dict:
+    """The same; and after any exception the job is over. Who keeps the exception keeps what is in
+    its frames, but not the space that was reserved, nor a file that is open."""
+    try:
+        return wait(job, label, progress)
+    except BaseException:
+        job.cancel()
+        with suppress(Error, ValueError):
+            job.wait()
+        raise

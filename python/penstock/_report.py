@@ -14,12 +14,15 @@ class Path(NamedTuple):
     reason: str
 
 
-_SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes")
+_SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes",
+         "digested_bytes", "unverified_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
             "latency_us_p99", "latency_us_max")
 
 #: The way of tensors that look into a mapped file, and why it was taken.
 MAPPED = "mapped-file"
+#: The way of files that torch itself reads or writes.
+TORCH = "torch"
 _WHY_MAPPED = ("host tensors look into the file's own pages, which come when they are looked at; "
                "copy=True reads them into other memory")
 
@@ -34,7 +37,8 @@ class Report:
     staging memory held at once. ``paths`` carried the bytes, ``refused`` are better paths that
     could not be had; both are lists of Path(path, bytes, reason). ``warming_bytes`` are being
     brought into the page cache; ``cache_reason`` says what becomes of bytes that were read around
-    it, and why.
+    it, and why. Where digests are looked at, ``digested_bytes`` have one and, on a load, match it;
+    ``unverified_bytes`` moved without.
     """
 
     bytes: int
@@ -58,6 +62,8 @@ class Report:
     refused: list[Path]
     warming_bytes: int
     cache_reason: str
+    digested_bytes: int
+    unverified_bytes: int
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -78,6 +84,8 @@ class Report:
         lines = [f"{self.bytes / 1e9:.3f} GB in {self.seconds:.3f} s{speed} "
                  f"to or from {self.device}; {self.cpu_seconds:.2f} s of CPU, "
                  f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
+        if self.unverified_bytes:
+            lines.append(f"  unverified: {self.unverified_bytes / 1e9:.3f} GB")
         lines += [f"  {p.path}: {p.bytes / 1e9:.3f} GB ({p.reason})" for p in self.paths]
         lines += [f"  not {p.path}: {p.reason}" for p in self.refused]
         if self.cache_reason:
@@ -111,11 +119,23 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
     return merged
 
 
-def mapped(count: int, seconds: float) -> dict:
-    """The report about bytes that tensors look at in the page cache: nothing has moved."""
+def _one_path(count: int, seconds: float, path: str, reason: str) -> dict:
+    """A report about bytes that the engine did not move."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
     fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
-                  paths=[(MAPPED, count, _WHY_MAPPED)], refused=[], cache_reason="")
+                  paths=[(path, count, reason)], refused=[], cache_reason="")
+    return fields
+
+
+def mapped(count: int, seconds: float) -> dict:
+    """The report about bytes that tensors look at in the page cache: nothing has moved."""
+    return _one_path(count, seconds, MAPPED, _WHY_MAPPED)
+
+
+def by_torch(count: int, seconds: float, reason: str) -> dict:
+    """The report about a file that torch itself has read or written."""
+    fields = _one_path(count, seconds, TORCH, reason)
+    fields.update(gb_per_s=count / seconds / 1e9, unverified_bytes=count)
     return fields
 
 

@@ -10,17 +10,16 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, misuse, refuse, saving, shown
+from ._error import misuse, refuse, saving, shown
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._modules import tensors_of
 from ._names import file_name
 from ._options import options
-from ._progress import wait
+from ._progress import wait_or_stop
 from ._spec import TensorSpec, check_length, is_spec
 
 _UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -210,14 +209,7 @@ def _write(pieces: list[_Piece], path: str | os.PathLike, metadata: Mapping[str,
         shard_size,
         [(open_device(device), stream) for device, stream in streams.items()],
         pieces, kind, limit)
-    try:
-        report = wait(save, os.path.basename(os.fsdecode(path)), progress)
-    except BaseException:
-        # An exception that somebody keeps keeps all of this; not the space that was reserved.
-        save.cancel()
-        with suppress(Error, ValueError):
-            save.wait()
-        raise
+    report = wait_or_stop(save, os.path.basename(os.fsdecode(path)), progress)
     report["device"] = "+".join(sorted({piece.device for piece in pieces})) or "host"
     _report.keep(report)
 

@@ -17,6 +17,17 @@ static const char *const transfer_names[] = {
 };
 #define TRANSFERS ((int)(sizeof(transfer_names) / sizeof(transfer_names[0])))
 
+/* The way from storage to GPU spelled out, as PyTorch's proposal for torch.load has it. */
+static const char *const transfer_ways[TRANSFERS] = {
+	[PEN_GPU_DIRECT] = "Storage->GPU",
+	[PEN_CPU_ONLY] = "Storage->CPU",
+	[PEN_CPU_GPU] = "Storage->CPU->GPU",
+	[PEN_CPU_ASYNC_GPU] = "Storage->CPU->GPU_ASYNC",
+	[PEN_CPU_CACHED_GPU] = "Storage->PAGE_CACHE->CPU->GPU",
+	[PEN_GPU_DIRECT_ASYNC] = "Storage->GPU_ASYNC",
+	[PEN_GPU_BATCH] = "Storage->GPU_BATCH",
+};
+
 const char *pen_transfer_name(int type)
 {
 	return type >= 0 && type < TRANSFERS ? transfer_names[type] : NULL;
@@ -37,7 +48,8 @@ int pen_transfer_parse(const char *text, int *type, struct pen_error *err)
 		return 0;
 	}
 	for (int i = 0; i < TRANSFERS; i++)
-		if (!strcasecmp(text, transfer_names[i])) {
+		if (!strcasecmp(text, transfer_names[i]) ||
+		    (transfer_ways[i] && !strcasecmp(text, transfer_ways[i]))) {
 			*type = i;
 			return 0;
 		}

@@ -916,6 +916,7 @@ static void describe(struct machine *machine, uint32_t index)
 	uint32_t arguments = item(machine, index, 0), storage = item(machine, arguments, 0);
 	uint32_t id = item(machine, storage, 0), shape = item(machine, arguments, 2);
 	const struct node *key = node(machine, item(machine, id, 2));
+	const struct node *location = node(machine, item(machine, id, 3));
 	const struct node *offset = node(machine, item(machine, arguments, 1));
 	size_t numbers = machine->numbers.count;
 	struct pickle_tensor tensor = {
@@ -947,6 +948,9 @@ static void describe(struct machine *machine, uint32_t index)
 							 machine->path.count);
 	tensor.key = (const char *)(uintptr_t)keep_text(machine, machine->bytes + key->text.at,
 							key->text.length);
+	tensor.location = (const char *)(uintptr_t)keep_text(
+		machine, machine->bytes + (location->kind == TEXT ? location->text.at : 0),
+		location->kind == TEXT ? location->text.length : 0);
 	if (!machine->rc && grow(machine, &machine->tensors, sizeof(tensor), 1))
 		((struct pickle_tensor *)machine->tensors.items)[machine->tensors.count++] = tensor;
 }
@@ -1032,6 +1036,7 @@ static void hand_over(struct machine *machine)
 
 		tensor->name = pickle->texts + (uintptr_t)tensor->name;
 		tensor->key = pickle->texts + (uintptr_t)tensor->key;
+		tensor->location = pickle->texts + (uintptr_t)tensor->location;
 		tensor->shape = tensor->rank ? pickle->numbers + (uintptr_t)tensor->shape : NULL;
 		tensor->stride = tensor->rank ? tensor->shape + tensor->rank : NULL;
 	}

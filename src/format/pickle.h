@@ -29,6 +29,7 @@ struct pickle_tensor {
 	size_t name_length;
 	const char *key;	/* of its storage */
 	size_t key_length;
+	const char *location;	/* the device that its storage was on; "" where none is said */
 	const struct torch_dtype *dtype;
 	uint64_t offset;	/* elements, from the storage's start */
 	uint32_t rank;

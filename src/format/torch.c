@@ -317,6 +317,7 @@ static int resolve(struct pen_torch *file, const struct pickle_tensor *from,
 	tensor->name = from->name;
 	tensor->name_length = from->name_length;
 	tensor->type = from->dtype->name;
+	tensor->location = from->location;
 	tensor->dtype = from->dtype->dtype;
 	tensor->item_bits = from->dtype->bits;
 	tensor->rank = from->rank;

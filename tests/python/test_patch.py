@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""penstock.patch(): who calls safetensors is served by Penstock, whenever names were bound; what it
+"""penstock.patch(): who calls safetensors or torch is served by Penstock, whenever names were bound; what it
 cannot serve gets the original's answer; and nothing is left of it afterwards."""
 import importlib
 import inspect
+import io
 import json
 import sys
 import threading
@@ -20,7 +21,8 @@ from penstock._patch import TABLE
 from support import assert_same, outcome, python
 
 # Not globals of their own: these would be rebound.
-REAL = SimpleNamespace(open=safetensors.safe_open, load=safetensors.torch.load_file)
+REAL = SimpleNamespace(open=safetensors.safe_open, load=safetensors.torch.load_file,
+                       torch_load=torch.load, torch_save=torch.save)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,16 @@ def module_loaded(path, _):
     return dict(module.state_dict())
 
 
+def torch_loaded(path, out):
+    REAL.torch_save(penstock.load_file(path, copy=True), out)
+    return call("torch.load")(out, "cpu")
+
+
+def torch_saved(path, out):
+    call("torch.save")(penstock.load_file(path), out)
+    return REAL.torch_load(out)
+
+
 def to_numpy(tensors):
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -128,6 +140,8 @@ CALLS = {
     "safetensors.flax.save_file": saved("safetensors.flax.save_file", to_jax),
     "safetensors.flax.load": loaded_bytes("safetensors.flax.load", from_jax),
     "safetensors.flax.save": saved_bytes("safetensors.flax.save", to_jax),
+    "torch.load": torch_loaded,
+    "torch.save": torch_saved,
     "transformers.modeling_utils.safe_open": opened("transformers.modeling_utils.safe_open"),
 }
 
@@ -151,10 +165,26 @@ def test_a_call_is_served_by_penstock(plain, tmp_path, name):
     pytest.importorskip({"safetensors.flax": "jax"}.get(module, module.partition(".")[0]))
     importlib.import_module(module)
     with penstock.patch() as held:
-        found = CALLS[name](plain[0], tmp_path / "out.safetensors")
+        out = "out.pt" if module == "torch" else "out.safetensors"
+        found = CALLS[name](plain[0], tmp_path / out)
     assert_same(found, plain[1])
     assert held.served == {name: 1} and held.handed_on == {}
     assert str(held) == f"{name}: 1 served"
+
+
+def test_torch_keeps_file_objects_and_what_torch_alone_reads(few, tmp_path):
+    content = io.BytesIO()
+    with penstock.patch() as held:
+        torch.save(few[1], content)
+        content.seek(0)
+        assert_same(torch.load(content), few[1])
+        torch.save(few[1], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+        assert_same(torch.load(tmp_path / "old.pt"), few[1])
+        torch.serialization.save(few[1], tmp_path / "new.pt")
+        assert_same(torch.load(tmp_path / "new.pt", mmap=True), few[1])
+    assert held.served == {"torch.load": 1, "torch.save": 1}
+    assert sorted(name for name, _ in held.handed_on) == ["torch.load"] * 2 + ["torch.save"] * 2
+    assert torch.load is REAL.torch_load and torch.serialization.save is REAL.torch_save
 
 
 # ------------------------------------------------------------------------- names bound at import --

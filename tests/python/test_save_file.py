@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 import penstock
-from penstock import _penstock, _save
+from penstock import _penstock, _progress
 from support import (DTYPES, F4, PACKAGE, Talk, assert_same, environment, held_below, outcome,
                      python, random_tensor)
 
@@ -534,7 +534,7 @@ def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_pat
         return job.wait()
 
     if how != "not started":
-        monkeypatch.setattr(_save, "wait",
+        monkeypatch.setattr(_progress, "wait",
                             interrupted if how == "interrupted" else not_committed)
     with pytest.raises((penstock.Error, KeyboardInterrupt)) as kept:
         penstock.save_file({"a": torch.zeros(8 << 20)}, folder / "x.safetensors",

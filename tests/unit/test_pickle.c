@@ -58,6 +58,7 @@ TEST(a_tensor_is_described)
 	CHECK_EQ(pickle.count, 1);
 	CHECK_TEXT(pickle.tensors[0].name, "");
 	CHECK_TEXT(pickle.tensors[0].key, "7");
+	CHECK_TEXT(pickle.tensors[0].location, "cpu");
 	CHECK_TEXT(pickle.tensors[0].dtype->name, "bfloat16");
 	CHECK_EQ(pickle.tensors[0].offset, 1);
 	CHECK_EQ(pickle.tensors[0].rank, 2);
@@ -65,6 +66,16 @@ TEST(a_tensor_is_described)
 	CHECK_EQ(pickle.tensors[0].shape[1], 3);
 	CHECK_EQ(pickle.tensors[0].stride[0], 3);
 	CHECK_EQ(pickle.tensors[0].stride[1], 1);
+	pickle_fini(&pickle);
+}
+
+TEST(a_storage_need_not_say_where_it_was)
+{
+	CHECK_EQ(PARSE("\x80\2" FUNCTION("_rebuild_tensor_v2")
+		       "((U\7storagectorch\nFloatStorage\nU\0010NK\12tQ"
+		       "K\1K\2\x85K\1\x85\x89}tR."), 0);
+	CHECK_EQ(pickle.count, 1);
+	CHECK_TEXT(pickle.tensors[0].location, "");
 	pickle_fini(&pickle);
 }
 

@@ -111,6 +111,32 @@ TEST(types_have_names_and_numbers)
 	CHECK(strstr(err.hint, "CPU_CACHED_GPU") && strstr(err.hint, "MAPPED"));
 }
 
+TEST(types_are_known_by_the_way_that_bytes_go)
+{
+	static const struct {
+		const char *way;
+		int type;
+	} ways[] = {
+		{ "Storage->GPU", PEN_GPU_DIRECT },
+		{ "Storage->CPU", PEN_CPU_ONLY },
+		{ "Storage->CPU->GPU", PEN_CPU_GPU },
+		{ "Storage->CPU->GPU_ASYNC", PEN_CPU_ASYNC_GPU },
+		{ "Storage->PAGE_CACHE->CPU->GPU", PEN_CPU_CACHED_GPU },
+		{ "Storage->GPU_ASYNC", PEN_GPU_DIRECT_ASYNC },
+		{ "Storage->GPU_BATCH", PEN_GPU_BATCH },
+		{ "storage->cpu->gpu_async", PEN_CPU_ASYNC_GPU },
+	};
+	int type;
+
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		type = 77;
+		CHECK_EQ(pen_transfer_parse(ways[i].way, &type, &err), 0);
+		CHECK_EQ(type, ways[i].type);
+	}
+	CHECK_EQ(pen_transfer_parse("Storage->", &type, &err), -EINVAL);
+	CHECK_EQ(pen_transfer_parse("Storage->TPU", &type, &err), -EINVAL);
+}
+
 TEST(paths_are_one_list_and_step_down_to_an_end)
 {
 	const char *what;
