@@ -438,8 +438,8 @@ static PyMethodDef torch_file_methods[] = {
 	  "{index: device} of records that are storages of tensors, when they were saved." },
 	{ "load", (PyCFunction)(void (*)(void))torch_file_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, wanted, keeps, verify=True, transfer=0, memory_limit=None, streams=[], "
-	  "cache=0) -> Job; wanted: [(record, address, device)], each a group; a stream is (device, "
-	  "handle)." },
+	  "cache=0) -> Job; wanted: [(record, address, device)], each a group; a stream is "
+	  "(device, handle)." },
 	{ NULL },
 };
 

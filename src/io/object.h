@@ -55,8 +55,8 @@ struct object_ops {
 	int (*residency)(struct pen_object *object, uint64_t offset, uint64_t length,
 			 uint64_t *resident, struct pen_error *err);
 
-	/* It will be read through the page cache now: have it there; a few pages are begun with and
-	 * not waited for. Lanes, in parallel. What cannot be fetched, the read itself will tell of. */
+	/* It will be read through the page cache now: have it there; a few pages are asked for
+	 * and not waited for. Lanes, in parallel. What cannot be fetched, the read will tell of. */
 	void (*fetch)(struct pen_object *object, uint64_t offset, uint64_t length);
 
 	/* -ESTALE with words if the object is not as it was when it was opened. */

@@ -125,7 +125,8 @@ REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flag
 	struct stat st;
 	int rc = __real_linkat(fd, from, folder, to, flags);
 
-	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) && (!strcmp(to, "target") || !strncmp(to, "model", 5)))
+	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) &&
+	    (!strcmp(to, "target") || !strncmp(to, "model", 5)))
 		note(RENAME, st.st_ino, 0, 0);
 	return rc;
 }

@@ -153,9 +153,14 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_warming warming = PEN_WARMING_INIT;
+	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_save_options saving = PEN_SAVE_OPTIONS_INIT;
 	struct pen_error err;
 
 	pen_warming_poll(&warming);
+	saving.align = content.size + checked.size + PEN_TORCH_PACKED;
+	kept.memory_limit = saving.align;
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;
 	options.stream = extent->fill ? PEN_STREAM_LEGACY : PEN_STREAM_PER_THREAD;
