@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""penstock.patch(): who calls safetensors or torch is served by Penstock, whenever names were bound;
-what it cannot serve gets the original's answer; and nothing is left of it afterwards."""
+"""penstock.patch(): who calls safetensors or torch is served by Penstock, whenever names were
+bound; what it cannot serve gets the original's answer; and nothing is left of it afterwards."""
 import importlib
 import inspect
 import io
