@@ -86,11 +86,14 @@ def test_every_example_of_the_guide_runs(folder, device):
     assert "never closed" not in done.stderr
 
 
-def test_the_first_screen_of_the_readme_runs(folder, device):
+def test_the_examples_of_the_readme_run(folder, device):
     text = (GUIDE.parent.parent / "README.md").read_text()
-    code = BLOCK.search(text[:2000])[1]
-    assert len([line for line in code.splitlines() if line.strip()]) == 3
-    for example, real in (('"/tmp/m"', '"my-model"'), ('"cuda:0"', repr(device))):
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == 2 and BLOCK.search(text[:1500]), "the first is on the first screen"
+    code = "\n".join(blocks)
+    for example, real in (('"model.safetensors"', '"weights.safetensors"'),
+                          ('"/tmp/m"', '"my-model"'), ('"/tmp/state.pt"', '"state.pt"'),
+                          ('"cuda:0"', repr(device))):
         assert example in code
         code = code.replace(example, real)
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, capture_output=True,
