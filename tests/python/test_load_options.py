@@ -188,7 +188,8 @@ def test_two_tensors_of_one_new_name_are_named_both(few, rename):
 @pytest.mark.parametrize("rename, words", [
     ({"model.embd.weight": "x"}, "model.embd.weight.*model.embed.weight"),
     (("decoder.", ""), "decoder.*begins with it"), (7, "rename"), (("a", "b", "c"), "rename"),
-    (lambda name: None, "None is no name"), ("a", "rename")], ids=str)
+    (lambda name: None, "None is no name"), ("a", "rename")],
+                         ids=["typo", "prefix", "number", "triple", "nothing", "text"])
 def test_what_cannot_be_renamed_is_refused(few, rename, words):
     with pytest.raises(penstock.Error, match=words):
         penstock.load_file(few[0], rename=rename)
