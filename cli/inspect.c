@@ -167,17 +167,6 @@ static int name_width(const struct listing *list)
 	return width;
 }
 
-/* Print a shape, all of it however long, and spaces up to a column of `width`. */
-static void print_shape(const struct pen_tensor *tensor, int width)
-{
-	int used = printf("[");
-
-	for (uint32_t i = 0; i < tensor->rank; i++)
-		used += printf("%s%llu", i ? "," : "", (unsigned long long)tensor->shape[i]);
-	used += printf("]");
-	printf("%*s", used < width ? width - used : 0, "");
-}
-
 static void print_tensors(const struct listing *list)
 {
 	int width = name_width(list);
@@ -190,7 +179,7 @@ static void print_tensors(const struct listing *list)
 		printf("  ");
 		report_name_bytes(tensor->name, tensor->name_length, width);
 		printf("  %-11s  ", pen_dtype_name(tensor->dtype));
-		print_shape(tensor, 16);
+		report_shape(tensor->shape, tensor->rank, 16);
 		printf("  %13llu  %4u  %14llu  %5u\n", (unsigned long long)tensor->bytes,
 		       tensor->file + 1, (unsigned long long)tensor->offset,
 		       alignment(tensor->offset));

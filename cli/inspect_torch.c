@@ -120,16 +120,6 @@ static int name_width(const struct listing *list)
 	return width < NAME_WIDTH ? (int)width : NAME_WIDTH;
 }
 
-static void print_shape(const struct pen_torch_tensor *tensor, int width)
-{
-	int used = printf("[");
-
-	for (uint32_t i = 0; i < tensor->rank; i++)
-		used += printf("%s%llu", i ? "," : "", (unsigned long long)tensor->shape[i]);
-	used += printf("]");
-	printf("%*s", used < width ? width - used : 0, "");
-}
-
 static void print_tensors(const struct listing *list)
 {
 	int width = name_width(list);
@@ -142,7 +132,7 @@ static void print_tensors(const struct listing *list)
 		printf("  ");
 		report_name_bytes(tensor->name, tensor->name_length, width);
 		printf("  %-11s  ", tensor->type);
-		print_shape(tensor, 16);
+		report_shape(tensor->shape, tensor->rank, 16);
 		printf("  %13llu  %14llu  ", (unsigned long long)tensor->bytes,
 		       (unsigned long long)tensor->offset);
 		report_name(list->records[tensor->record].name, 0);

@@ -442,3 +442,13 @@ void report_error(const struct pen_error *err, bool json)
 	if (json)
 		error_json(err);
 }
+
+void report_shape(const uint64_t *shape, uint32_t rank, int width)
+{
+	int used = printf("[");
+
+	for (uint32_t i = 0; i < rank; i++)
+		used += printf("%s%llu", i ? "," : "", (unsigned long long)shape[i]);
+	used += printf("]");
+	printf("%*s", used < width ? width - used : 0, "");
+}

@@ -90,4 +90,7 @@ char *report_seconds(double seconds, char *to, size_t size);
 void report_name(const char *name, int width);
 void report_name_bytes(const char *name, size_t length, int width);
 
+/* Print a shape, all of it however long, and spaces up to a column of `width`. */
+void report_shape(const uint64_t *shape, uint32_t rank, int width);
+
 #endif
