@@ -187,6 +187,16 @@ class _Unpickling:
         self.arrivals.wait(place)
         return place.storage if place.device != "host" else self.restore(place.storage, location)
 
+    def check_sizes(self, records: dict[str, tuple]) -> None:
+        """A tensor that is larger than its storage makes torch enlarge the storage, by bytes that
+        nobody has saved. torch refuses that of memory that it has read a file into."""
+        for name, place in self.places.items():
+            if place.storage.nbytes() != records[name][1]:
+                raise _damaged(self.path, f"a tensor needs {place.storage.nbytes()} bytes of "
+                               f"storage {name}, which has {records[name][1]}",
+                               "It was damaged or not made by torch.save, or saved while its "
+                               "storage was resized")
+
     def load(self, content: bytes, module: Any, **arguments: Any) -> Any:
         """What the pickle describes."""
         kinds = self.torch.serialization.StorageType
@@ -343,9 +353,11 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     arrivals = _Arrivals(torch, file, list(places.values()), verify, kind, limit, policy)
     try:
         try:
-            result = _Unpickling(torch, f, places, arrivals, map_location).load(
+            unpickling = _Unpickling(torch, f, places, arrivals, map_location)
+            result = unpickling.load(
                 content, torch._weights_only_unpickler if restricted else pickle_module or pickle,
                 **pickle_load_args)
+            unpickling.check_sizes(records)
         except Exception:
             # Bytes that are not what was saved explain more than what they led to.
             arrivals.finish("", False)

@@ -18,6 +18,7 @@
 #include <string.h>
 #include "base/digest.h"
 #include "base/error.h"
+#include "engine/job.h"
 #include "engine/schedule.h"
 #include "format/torch.h"
 #include "io/object.h"
@@ -573,12 +574,17 @@ int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
 			struct pen_error *err)
 {
 	struct pen_report full = PEN_REPORT_INIT, rest = PEN_REPORT_INIT;
+	bool cancelled;
 	int rc;
 
 	error_clear(err);
 	if (report && !report->size)
 		return error_set(err, -EINVAL, "fill in", "the report", -1, "its size is not set");
+	/* The job may have ended before, and what it wrote must not be committed either. */
+	cancelled = atomic_load(&save->job->cancelled);
 	rc = pen_job_wait(save->job, &full, err);
+	if (!rc && cancelled)
+		rc = error_set(err, -ECANCELED, "finish", "the save", -1, "it was cancelled");
 	if (!rc)
 		rc = finish(save, &rest, err);
 	add_report(&full, &rest, save->started);

@@ -393,4 +393,50 @@ TEST(power_lost_while_a_model_is_saved_finds_no_index_without_its_files)
 		CHECK(followed(named[i], i < 2 ? named[i + 1] : event_count, SYNC_FOLDER, 0));
 }
 
+/* Of a checkpoint all is flushed before its name: what the first job wrote and the headers and the
+ * tail of the second. */
+TEST(power_lost_while_a_torch_file_is_saved_leaves_old_or_new)
+{
+	static const struct pen_torch_part pickle = { .name = "data.pkl", .bytes = "N.",
+						      .length = 2 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_storage storages[3] = { { .bytes = 5000 }, { .bytes = 0 },
+						 { .bytes = 9 } };
+	static unsigned char bytes[5000], covered[16 * 4096];
+	unsigned int named = 0, names = 0;
+	struct pen_torch_save *save;
+	struct stat st;
+
+	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
+	kit_write(target, 0, OLD_SIZE, OLD_BYTE);
+	old_inode = inode_of(target);
+	for (int i = 0; i < 3; i++)
+		storages[i].memory = bytes;
+	content.parts = &pickle;
+	content.part_count = 1;
+	content.storages = storages;
+	content.storage_count = 3;
+	recording = true;
+	OK(pen_torch_save_start(target, NULL, &content, NULL, &save, &kit_err));
+	OK(pen_torch_save_wait(save, NULL, &kit_err));
+	recording = false;
+	CHECK(!stat(target, &st) && st.st_ino != old_inode && st.st_size <= (off_t)sizeof(covered));
+	for (unsigned int i = 0; i < event_count; i++)
+		if (events[i].kind == RENAME) {
+			named = i;
+			names++;
+		}
+	CHECK_EQ(names, 1);
+	for (unsigned int i = 0; i < event_count; i++)
+		if (events[i].kind == WRITE) {
+			CHECK_EQ(events[i].inode, st.st_ino);
+			CHECK(i < named && followed(i, named, SYNC, st.st_ino));
+			memset(covered + events[i].offset, 1, events[i].length);
+		}
+	/* The log has every byte of the file. */
+	for (off_t i = 0; i < st.st_size; i++)
+		CHECK(covered[i]);
+	CHECK(followed(named, event_count, SYNC_FOLDER, 0));
+}
+
 TEST_MAIN

@@ -365,6 +365,16 @@ def test_a_storage_of_another_size_than_the_pickle_says(tmp_path, size):
         penstock.load(tmp_path / "x.pt")
 
 
+@pytest.mark.parametrize("left", [0, 4, 36])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_tensor_that_is_larger_than_its_storage(tmp_path, save, weights_only, left):
+    tensor = torch.ones(10)
+    tensor.untyped_storage().resize_(left)
+    save([torch.zeros(3), tensor], tmp_path / "x.pt")
+    with pytest.raises(penstock.Error, match=f"needs 40 bytes of storage data/1, which has {left}"):
+        penstock.load(tmp_path / "x.pt", weights_only=weights_only)
+
+
 def test_a_storage_that_claims_more_than_there_is(tmp_path):
     """The size in the pickle is not believed: nothing of that size is allocated."""
     torch.save([torch.ones(3)], tmp_path / "x.pt")

@@ -352,8 +352,12 @@ def test_ctrl_c_stops_a_save_and_leaves_a_whole_file(tmp_path):
     assert os.listdir(tmp_path) == ["x.pt"]
 
 
-def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_path, monkeypatch):
+@pytest.mark.parametrize("written", [False, True])
+def test_a_failed_save_gives_its_space_back_though_its_exception_is_kept(tmp_path, monkeypatch,
+                                                                         written):
     def interrupted(job, label, progress):
+        while written and not job.wait_for(1):
+            pass
         raise KeyboardInterrupt     # as where a bar is drawn: nobody has stopped the job
 
     monkeypatch.setattr(_progress, "wait", interrupted)
