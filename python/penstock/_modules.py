@@ -141,8 +141,8 @@ def save_model(model: Mapping[str, Any] | torch.nn.Module, folder: str | os.Path
 
 def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
     """Save a model: into a folder, in files of at most ``max_shard_size`` and an index; or a torch
-    module into one file, ``safetensors.torch.save_model``, where the name ends in .safetensors or
-    is that of a file.
+    module into one file, ``safetensors.torch.save_model``, where the name ends in .safetensors, is
+    that of a file or is given as ``filename=``.
 
     ``model`` is a dict of tensors as for ``save_file``, or a torch module; of tensors that share
     memory one is saved, and the metadata say for which names it stands. Files of a folder are cut
@@ -152,10 +152,10 @@ def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
     """
     from ._save import save_folder
 
-    path = args[0] if args else kwargs.get("filename")
+    path = args[0] if args else None
     named = isinstance(path, (str, bytes, os.PathLike))
-    if named and is_of("torch.nn", "Module", model) \
-            and (os.fsdecode(path).endswith(".safetensors") or os.path.isfile(path)):
+    of_file = named and (os.fsdecode(path).endswith(".safetensors") or os.path.isfile(path))
+    if is_of("torch.nn", "Module", model) and (of_file or "filename" in kwargs):
         save_module(model, *args, **kwargs)
     else:
         save_folder(model, *args, **kwargs)

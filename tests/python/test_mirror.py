@@ -559,6 +559,13 @@ def test_modules_are_saved_alike(tmp_path, save, metadata, tied):
     assert_same(mine[1], theirs[1])
 
 
+def test_a_filename_is_a_file_whatever_it_is_called(tmp_path):
+    for save in (safetensors.torch.save_model, penstock.save_model):
+        save(Tied(), filename=tmp_path / save.__module__, metadata={"k": "v"})
+        metadata, tensors = opened(tmp_path / save.__module__)
+        assert metadata["k"] == "v" and set(tensors) == {"a.weight", "a.bias"}
+
+
 def test_tensors_that_are_not_contiguous_are_packed_or_refused(tmp_path):
     model = Tied(False, transposed=True)
     with pytest.raises(ValueError, match="use save_model.*force_contiguous=True"):
