@@ -36,6 +36,8 @@
 #define REQUEST_NS 10000000ull
 #define REST_BYTES ((uint64_t)256 << 10)
 
+#define CHANGED "the file was removed, replaced or written to"
+
 struct warm_range {
 	uint64_t offset, length;
 };
@@ -164,17 +166,6 @@ static bool was_quiet(struct warm *warm, struct warm_file *file, uint64_t ns)
 	       disk_others(&before, &after, 0) <= REST_BYTES;
 }
 
-/* Until the disk has a rest, or the file is dropped. */
-static void give_way(struct warm *warm, struct warm_file *file, bool busy)
-{
-	uint64_t ns = WHILE_NS;
-
-	if (!busy && !rest(warm, file, SETTLE_NS) && was_quiet(warm, file, MOMENT_NS))
-		return;
-	while (!was_quiet(warm, file, ns) && (file->unasked || ns < LONGEST_NS))
-		ns = 2 * ns < LONGEST_NS ? 2 * ns : LONGEST_NS;
-}
-
 static bool same_time(struct timespec a, struct timespec b)
 {
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
@@ -194,21 +185,62 @@ static bool fits(uint64_t bytes, uint64_t available, bool unasked)
 	return bytes <= (unasked ? available / 2 : available);
 }
 
+/* Files that wait behind the first go now if they were dropped or are not as they were: the space
+ * of a removed file must not wait for its turn. */
+static void clear_queue(struct warm *warm)
+{
+	struct warm_file **link, *file;
+
+	pthread_mutex_lock(&warm->lock);
+	link = &warm->first->next;
+	while ((file = *link)) {
+		bool current;
+
+		/* Others only add to the end meanwhile. */
+		pthread_mutex_unlock(&warm->lock);
+		current = is_as_it_was(file);
+		pthread_mutex_lock(&warm->lock);
+		if (!current)
+			give_up_locked(warm, file, CHANGED);
+		if (file->left) {
+			link = &file->next;
+			continue;
+		}
+		*link = file->next;
+		file_free(file);
+	}
+	pthread_mutex_unlock(&warm->lock);
+}
+
 /* May it be gone on with? If not, what is left of the file is given up. */
 static bool may_go_on(struct warm *warm, struct warm_file *file)
 {
 	uint64_t available = memory_available(warm->root);
 	bool current = is_as_it_was(file);
 
+	clear_queue(warm);
 	pthread_mutex_lock(&warm->lock);
 	if (!current)
-		give_up_locked(warm, file, "the file was removed, replaced or written to");
+		give_up_locked(warm, file, CHANGED);
 	else if (!fits(warm->left, available, file->unasked))
 		give_up_locked(warm, file, "memory got short: %llu MiB are available",
 			       (unsigned long long)available >> 20);
 	current = !file->dropped;
 	pthread_mutex_unlock(&warm->lock);
 	return current;
+}
+
+/* Until the disk has a rest, or the file is given up. */
+static void give_way(struct warm *warm, struct warm_file *file, bool busy)
+{
+	uint64_t ns = WHILE_NS;
+
+	if (!busy && !rest(warm, file, SETTLE_NS) && was_quiet(warm, file, MOMENT_NS))
+		return;
+	/* A disk may never rest: what ends the reading ends the waiting, too. */
+	while (!was_quiet(warm, file, ns) && may_go_on(warm, file) &&
+	       (file->unasked || ns < LONGEST_NS))
+		ns = 2 * ns < LONGEST_NS ? 2 * ns : LONGEST_NS;
 }
 
 /* The next piece into the page cache, and on. `own` is what had to come from the disk: of a piece
@@ -492,22 +524,18 @@ void warm_begin(struct warm *warm, const struct schedule *schedule, bool unasked
 
 void warm_drop(struct warm *warm, const struct pen_object *object)
 {
-	struct warm_file *file;
 	struct stat own;
 
 	if (os_fstat(object->fd, &own))
 		return;
 	pthread_mutex_lock(&warm->lock);
-	do {
-		for (file = warm->first; file; file = file->next)
-			if (is_same(&file->as_it_was, &own))
-				break;
-		if (file) {
+	for (struct warm_file *file = warm->first; file; file = file->next)
+		if (is_same(&file->as_it_was, &own))
 			give_up_locked(warm, file, "the file was dropped from the page cache");
-			pthread_cond_broadcast(&warm->news);
-			pthread_cond_wait(&warm->news, &warm->lock);
-		}
-	} while (file);
+	pthread_cond_broadcast(&warm->news);
+	/* One that had to wait for its turn is not read any more. The thread may be at the first. */
+	while (warm->first && warm->first->dropped && is_same(&warm->first->as_it_was, &own))
+		pthread_cond_wait(&warm->news, &warm->lock);
 	pthread_mutex_unlock(&warm->lock);
 }
 

@@ -13,8 +13,8 @@
  *     over, longer each time. A job of this process is somebody else, too.
  *   - It ends when memory gets short: what it has yet to read must fit into what is available, or
  *     into half of that where nobody asked for it.
- *   - It holds a file open, but looks before each burst whether that has lost its name or was
- *     written to, and lets go of it then.
+ *   - It holds files open, but looks before each burst, and while it waits, whether one has lost
+ *     its name or was written to, and lets go of it then.
  *
  * Invariants
  *   1. Only the thread takes files off the list; others add to its end, or mark them `dropped`.

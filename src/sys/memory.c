@@ -10,15 +10,17 @@
 /* What the two versions of control groups call the same things. */
 struct kind {
 	const char *mount;	/* where the groups are */
-	const char *limit, *used;
+	const char *limits[2];	/* what kills, and what slows down; NULL: there is none */
+	const char *used;
 	const char *cached[2];	/* in memory.stat: what of it are pages of files */
 };
 
 static const struct kind unified = {
-	"/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" },
+	"/sys/fs/cgroup", { "memory.max", "memory.high" }, "memory.current",
+	{ "active_file", "inactive_file" },
 };
 static const struct kind separate = {
-	"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+	"/sys/fs/cgroup/memory", { "memory.limit_in_bytes", NULL }, "memory.usage_in_bytes",
 	{ "total_active_file", "total_inactive_file" },
 };
 
@@ -83,11 +85,14 @@ static uint64_t cached_by(const char *root, const struct kind *kind, const char 
  * name outside, has no say. */
 static uint64_t of_group(const char *root, const struct kind *kind, const char *group)
 {
-	unsigned long long limit, used;
+	unsigned long long limit = ULLONG_MAX, found, used;
 	uint64_t cached;
 
-	if (!read_number(root, kind, group, kind->limit, &limit) ||
-	    !read_number(root, kind, group, kind->used, &used))
+	for (int i = 0; i < 2; i++)
+		if (kind->limits[i] && read_number(root, kind, group, kind->limits[i], &found) &&
+		    found < limit)
+			limit = found;
+	if (limit == ULLONG_MAX || !read_number(root, kind, group, kind->used, &used))
 		return UINT64_MAX;
 	cached = cached_by(root, kind, group);
 	used = used > cached ? used - cached : 0;

@@ -71,6 +71,19 @@ TEST(the_tightest_group_on_the_way_to_the_root_holds)
 	CHECK_EQ(available(), GIB / 2);
 }
 
+/* Who is above it is slowed down until pages are given back. */
+TEST(a_limit_that_only_slows_down_counts_too)
+{
+	machine_of_8_gib();
+	put("proc/self/cgroup", "0::/a\n");
+	put("sys/fs/cgroup/a/memory.max", "max\n");
+	put_number("sys/fs/cgroup/a/memory.high", 3 * GIB);
+	put_number("sys/fs/cgroup/a/memory.current", GIB);
+	CHECK_EQ(available(), 2 * GIB);
+	put_number("sys/fs/cgroup/a/memory.max", 2 * GIB);
+	CHECK_EQ(available(), GIB);
+}
+
 TEST(what_a_group_has_cached_counts_as_free)
 {
 	machine_of_8_gib();

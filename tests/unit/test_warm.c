@@ -334,6 +334,65 @@ TEST(the_same_bytes_are_not_waited_for_twice)
 	end();
 }
 
+/* A second file, behind the first at a disk that never rests. */
+static struct pen_object *behind;
+
+static void begin_with_two(void)
+{
+	struct pen_options given = PEN_OPTIONS_INIT, options;
+	struct pen_extent extent = { .length = SIZE };
+	struct schedule *other;
+
+	begin();
+	CHECK_EQ(pen_object_open(make_file("behind", SIZE), PEN_READ, 0, &behind, &err), 0);
+	CHECK_EQ(os_uncache(behind->fd), 0);
+	extent.object = behind;
+	extent.memory = memory;
+	CHECK_EQ(schedule_options(&given, &options, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	warm_begin(&warm, other, true, &bytes, reason);
+	CHECK_EQ(warm.left, 2 * SIZE);
+	schedule_free(other);
+}
+
+static void end_with_two(void)
+{
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	pen_object_close(behind);
+	end();
+}
+
+TEST(dropping_a_file_does_not_wait_for_those_before_it)
+{
+	begin_with_two();
+	alarm((unsigned int)LONG);
+	warm_drop(&warm, behind);
+	alarm(0);
+	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(warm.given_up, SIZE);
+	end_with_two();
+}
+
+TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
+{
+	unsigned int before;
+
+	begin_with_two();
+	before = entries_in("/proc/self/fd");
+	take_away(in_scratch("behind"));
+	for (int i = 0; i < 600 && entries_in("/proc/self/fd") == before; i++)
+		os_sleep(100000000);
+	CHECK_EQ(entries_in("/proc/self/fd"), before - 1);
+	CHECK_EQ(warm.left, SIZE);
+	take_away(in_scratch("file"));
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK_EQ(warm.given_up, 2 * SIZE);
+	end_with_two();
+}
+
 static int fail_fetch(const char *name)
 {
 	return !strcmp(name, "fetch") ? EIO : 0;
