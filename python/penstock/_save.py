@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from . import _penstock, _report

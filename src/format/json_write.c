@@ -80,7 +80,7 @@ static void put_ascii(struct json_text *json, unsigned char byte, bool ascii)
 		json_put(json, (const char *)&byte, 1);
 }
 
-void json_string(struct json_text *json, const char *text, size_t length, bool ascii)
+void json_quote(struct json_text *json, const char *text, size_t length, bool ascii)
 {
 	const unsigned char *at = (const unsigned char *)text, *end = at + length;
 

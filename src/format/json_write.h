@@ -22,6 +22,6 @@ void json_print(struct json_text *json, const char *format, ...) PRINTF_LIKE(2, 
  * A text with its quotes. What must be escaped is, as serde_json does it for the reference; with
  * `ascii` all that is not ASCII too, as Python's json.dumps does it.
  */
-void json_string(struct json_text *json, const char *text, size_t length, bool ascii);
+void json_quote(struct json_text *json, const char *text, size_t length, bool ascii);
 
 #endif

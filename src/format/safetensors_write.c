@@ -79,10 +79,10 @@ static void put_metadata(struct json_text *json, const struct safetensors_file *
 
 		if (i)
 			json_put(json, ",", 1);
-		json_string(json, pair->key, safetensors_length(pair->key, pair->key_length),
+		json_quote(json, pair->key, safetensors_length(pair->key, pair->key_length),
 			    false);
 		json_put(json, ":", 1);
-		json_string(json, pair->value,
+		json_quote(json, pair->value,
 			    safetensors_length(pair->value, pair->value_length), false);
 	}
 	json_put(json, "}", 1);
@@ -91,7 +91,7 @@ static void put_metadata(struct json_text *json, const struct safetensors_file *
 static void put_tensor(struct json_text *json, const struct pen_save_tensor *tensor, uint64_t from,
 		       uint64_t to)
 {
-	json_string(json, tensor->name, name_length(tensor), false);
+	json_quote(json, tensor->name, name_length(tensor), false);
 	json_print(json, ":{\"dtype\":\"%s\",\"shape\":[", pen_dtype_name(tensor->dtype));
 	for (uint32_t i = 0; i < tensor->rank; i++)
 		json_print(json, "%s%llu", i ? "," : "", (unsigned long long)tensor->shape[i]);

@@ -91,10 +91,10 @@ int shards_index(const struct pen_save_tensor *tensors, const size_t *by_name, s
 		const char *file = names[files[by_name[i]]];
 
 		json_print(&json, "%s\n    ", i ? "," : "");
-		json_string(&json, tensor->name,
+		json_quote(&json, tensor->name,
 			    safetensors_length(tensor->name, tensor->name_length), true);
 		json_put(&json, ": ", 2);
-		json_string(&json, file, strlen(file), true);
+		json_quote(&json, file, strlen(file), true);
 	}
 	json_print(&json, "%s}\n}\n", count ? "\n  " : "");
 	json_put(&json, "", 1);

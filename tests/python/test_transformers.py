@@ -840,8 +840,8 @@ def test_who_waits_for_the_bytes_stops_when_nobody_wants_them(models, loads):
             self.over.set()
 
     load = _Load(models("qwen2"), "cpu", True, {"a": "F32"}, False,
-                 {"copy": False, "transfer": "auto", "memory_limit": None})
-    load.job = Slow(models("qwen2"), "cpu")
+                 {"copy": False, "transfer": "auto", "memory_limit": None, "cache": None})
+    load.job = Slow(models("qwen2"), "cpu", cache=None)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(load.run, None, None, None)
         assert Slow.begun.wait(30)

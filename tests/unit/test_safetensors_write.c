@@ -167,7 +167,7 @@ TEST(texts_are_escaped_as_serde_json_and_as_python_do)
 		for (int ascii = 0; ascii < 2; ascii++) {
 			struct json_text json = { .bytes = NULL };
 
-			json_string(&json, cases[i].text, strlen(cases[i].text), ascii);
+			json_quote(&json, cases[i].text, strlen(cases[i].text), ascii);
 			json_put(&json, "", 1);
 			CHECK_EQ(json.rc, 0);
 			CHECK_TEXT(json.bytes, ascii ? cases[i].ascii : cases[i].plain);
