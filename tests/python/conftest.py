@@ -48,6 +48,15 @@ def pytest_pycollect_makemodule(module_path, parent):
     return None
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_prefetched():
+    """What one test began and left, another would find."""
+    yield
+    module = sys.modules.get("penstock._prefetch")
+    for left in list(module._begun.values()) if module else ():
+        left.cancel()
+
+
 @pytest.fixture(scope="session", params=devices())
 def device(request) -> str:
     """Where tensors go: the host, and a GPU where there is one."""
