@@ -533,7 +533,7 @@ void warm_drop(struct warm *warm, const struct pen_object *object)
 		if (is_same(&file->as_it_was, &own))
 			give_up_locked(warm, file, "the file was dropped from the page cache");
 	pthread_cond_broadcast(&warm->news);
-	/* One that had to wait for its turn is not read any more. The thread may be at the first. */
+	/* One that waited for its turn is not read any more. The thread may be at the first. */
 	while (warm->first && warm->first->dropped && is_same(&warm->first->as_it_was, &own))
 		pthread_cond_wait(&warm->news, &warm->lock);
 	pthread_mutex_unlock(&warm->lock);

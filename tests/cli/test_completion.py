@@ -31,7 +31,7 @@ def type_into(command, setup, line, folder, keys=TAB):
     pid, master = pty.fork()
     if not pid:
         os.chdir(folder)
-        os.environ.update(TERM="dumb", PS1="> ", HOME=str(folder), HISTFILE="/dev/null",
+        os.environ.update(TERM="dumb", PS1="> ", HOME=str(folder), HISTFILE=str(folder / "history"),
                           PATH=f"{PROGRAM.parent}:{os.environ['PATH']}")
         os.execvp(command[0], command)
     # The shell is asked when it has read the script: what is typed before might not be heard.

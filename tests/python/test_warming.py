@@ -12,6 +12,9 @@ from safetensors.numpy import save_file
 import penstock
 from support import MIB, environment, python
 
+# They look into the page cache, from which others throw files, and wait for a disk at rest.
+pytestmark = pytest.mark.alone
+
 #: More than anything takes that comes by itself.
 LONG = 60.0
 SIZE = 8 * MIB
