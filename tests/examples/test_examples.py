@@ -62,7 +62,9 @@ def run(programs, installed):
             env["FAKE_CUDA_STRICT"] = "1"
         command = [programs / name, *map(str, args)]
         if options.pop("wait", True):
-            return subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
+            # Not the input of the tests' own process, on which it is told what to do.
+            return subprocess.run(command, env=env, text=True, capture_output=True, timeout=120,
+                                  stdin=subprocess.DEVNULL)
         return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, **options)
     return start

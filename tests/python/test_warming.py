@@ -37,6 +37,7 @@ def evict(path) -> None:
 @pytest.fixture
 def model(tmp_path):
     """A file that is not in the page cache, of eight tensors."""
+    penstock.warming().stop()       # what other tests have left
     path = tmp_path / "model.safetensors"
     bits = numpy.random.default_rng(0)
     save_file({f"t{i}": bits.integers(0, 255, SIZE // 8, numpy.uint8) for i in range(8)}, path)
