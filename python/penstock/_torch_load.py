@@ -16,6 +16,7 @@ import pickle
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +33,8 @@ _CUDA = re.compile("cuda(:[0-9]+)?")
 _YES = ("1", "y", "yes", "true")
 #: What torch's allocator takes from large blocks, and in multiples of what.
 _LARGE, _ROUND = 1 << 20, 512
+#: (what a file holds, records by the address of storages) -> the tensors that records go into
+Fill = Callable[[Any, dict[int, str]], dict[str, Any]]
 
 
 def _damaged(path: Any, message: str, hint: str = "") -> Error:
@@ -57,14 +60,19 @@ def _gpu_of(torch: Any, map_location: Any, location: str | None) -> str | None:
 
 
 class _Place:
-    """The memory of one storage."""
+    """The memory of one storage: its own, or that of a tensor which is there already."""
 
-    __slots__ = ("device", "group", "record", "storage")
+    __slots__ = ("device", "group", "record", "storage", "tensor")
 
-    def __init__(self, record: int, device: str, storage: Any):
-        """`group` is what the job calls it; None: it has no bytes."""
-        self.record, self.device, self.storage = record, device, storage
+    def __init__(self, record: int, device: str, storage: Any, tensor: Any = None):
+        """`group` is what the job calls it; None: it has no bytes. With `tensor`, `storage` is on
+        meta."""
+        self.record, self.device, self.storage, self.tensor = record, device, storage, tensor
         self.group: int | None = None
+
+    def address(self) -> int:
+        """Where the bytes go."""
+        return (self.storage if self.tensor is None else self.tensor).data_ptr()
 
 
 def _make_room(torch: Any, device: str, sizes: list[int]) -> None:
@@ -76,16 +84,23 @@ def _make_room(torch: Any, device: str, sizes: list[int]) -> None:
 
 
 def _places(torch: Any, records: dict[str, tuple], locations: dict[int, str],
-            map_location: Any) -> dict[str, _Place]:
-    """Memory for every storage of the file."""
+            map_location: Any, filled: dict[str, Any]) -> dict[str, _Place]:
+    """Memory for every storage of the file; that of tensors in `filled` is theirs."""
     gpus = {location: _gpu_of(torch, map_location, location)
             for location in {None, *locations.values()}}
-    wanted = [(name, index, size, gpus[locations.get(index)])
-              for name, (index, size) in records.items() if name.startswith("data/")]
+    storages = [(name, index, size) for name, (index, size) in records.items()
+                if name.startswith("data/")]
+    wanted = [(name, index, size, gpus[locations.get(index)]) for name, index, size in storages
+              if name not in filled]
     for gpu in {gpu for *_, gpu in wanted if gpu is not None}:
         _make_room(torch, gpu, [size for _, _, size, on in wanted if on == gpu])
-    return {name: _Place(index, gpu or "host", torch.UntypedStorage(size, device=gpu or "cpu"))
-            for name, index, size, gpu in wanted}
+    places = {name: _Place(index, gpu or "host", torch.UntypedStorage(size, device=gpu or "cpu"))
+              for name, index, size, gpu in wanted}
+    for name, index, size in storages:
+        if name in filled:
+            places[name] = _Place(index, device_name(filled[name].device),
+                                  torch.UntypedStorage(size, device="meta"), filled[name])
+    return places
 
 
 # ------------------------------------------------------------------------------------- reading --
@@ -106,8 +121,7 @@ class _Arrivals:
         self._failure: Exception | None = None
         self._job = file.load(
             open_device("host"),
-            [(place.record, place.storage.data_ptr(), open_device(place.device))
-             for place in wanted],
+            [(place.record, place.address(), open_device(place.device)) for place in wanted],
             places, verify, transfer, memory_limit,
             streams(torch, self._devices), cache)
 
@@ -177,15 +191,21 @@ class _Unpickling:
                 self.typed[key] = found
         return found
 
+    def check_size(self, key: str, size: int | None, needed: int) -> None:
+        """Is a storage that the pickle names there, with the bytes that it shall have?"""
+        if size is None:
+            raise _damaged(self.path, f"the pickle names a storage {key!r} that is not there")
+        if size != needed:
+            raise _damaged(self.path, f"storage data/{key} has {size} bytes, and the pickle says "
+                           f"{needed}")
+
     def _storage(self, key: str, size: int, location: str) -> Any:
         place = self.places.get(f"data/{key}")
-        if place is None:
-            raise _damaged(self.path, f"the pickle names a storage {key!r} that is not there")
-        if place.storage.nbytes() != size:
-            raise _damaged(self.path, f"storage data/{key} has {place.storage.nbytes()} bytes, and "
-                           f"the pickle says {size}")
+        self.check_size(key, place and place.storage.nbytes(), size)
         self.arrivals.wait(place)
-        return place.storage if place.device != "host" else self.restore(place.storage, location)
+        if place.device != "host" or place.tensor is not None:
+            return place.storage
+        return self.restore(place.storage, location)
 
     def check_sizes(self, records: dict[str, tuple]) -> None:
         """A tensor that is larger than its storage makes torch enlarge the storage, by bytes that
@@ -219,6 +239,27 @@ class _Unpickling:
             return unpickler.load()
         finally:
             there.map_location = None
+
+
+class _Outline(_Unpickling):
+    """The same without bytes: what the pickle describes, with all its tensors on meta."""
+
+    def __init__(self, torch: Any, path: Any, records: dict[str, tuple]):
+        """None of the file's storages is read."""
+        super().__init__(torch, path, {}, None, "meta")
+        self.records = records
+        self.made: dict[str, Any] = {}
+
+    def _storage(self, key: str, size: int, location: str) -> Any:
+        record = f"data/{key}"
+        self.check_size(key, self.records.get(record, (0, None))[1], size)
+        if record not in self.made:
+            self.made[record] = self.torch.UntypedStorage(size, device="meta")
+        return self.made[record]
+
+    def names(self) -> dict[int, str]:
+        """The records of storages, by the address of what torch has behind them."""
+        return {storage._cdata: record for record, storage in self.made.items()}
 
 
 def _restricted(weights_only: bool | None, pickle_module: Any) -> bool:
@@ -346,17 +387,48 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
                                            **pickle_load_args), f, reason, kind, memory_limit)
     if pickle_load_args and restricted:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
-    pickle_load_args.setdefault("encoding", "utf-8")
+    module = torch._weights_only_unpickler if restricted else pickle_module or pickle
+    result, report = _read(torch, f, file, module, map_location, None,
+                           (verify, kind, limit, policy), progress,
+                           {"encoding": "utf-8", **pickle_load_args})
+    _report.keep(report)
+    return result
+
+
+def load_into(f: str | os.PathLike, fill: Fill, map_location: Any, weights_only: bool,
+              transfer: str | int, memory_limit: int | None) -> tuple[Any, dict]:
+    """The same into tensors that exist: `fill` is told what the file holds, with the tensors on
+    meta, and the records of their storages, and says which records go into which tensors. In what
+    is returned, beside the report, tensors of these records are on meta."""
+    import torch
+
+    reason, file = _why_torch_reads(torch, f)
+    if reason:
+        raise _damaged(f, reason, "Was it written by penstock.save?")
+    return _read(torch, f, file, torch._weights_only_unpickler if weights_only else pickle,
+                 map_location, fill, (True, *options(transfer, memory_limit)), False,
+                 {"encoding": "utf-8"})
+
+
+def _read(torch: Any, f: Any, file: Any, module: Any, map_location: Any, fill: Fill | None,
+          moves: tuple, progress: bool, arguments: dict) -> tuple[Any, dict]:
+    """What lies in a zip file, and the report."""
+    restricted = module is torch._weights_only_unpickler
     records = file.records()
     content = file.read(records["data.pkl"][0])
-    places = _places(torch, records, _locations(file, content, map_location), map_location)
-    arrivals = _Arrivals(torch, file, list(places.values()), verify, kind, limit, policy)
+    arrivals = None
     try:
+        filled = {}
+        if fill:
+            outline = _Outline(torch, f, records)
+            filled = fill(outline.load(content, module, **arguments), outline.names())
+            torch._utils._sparse_tensors_to_validate.clear()
+        places = _places(torch, records, _locations(file, content, map_location), map_location,
+                         filled)
+        arrivals = _Arrivals(torch, file, list(places.values()), *moves)
         try:
             unpickling = _Unpickling(torch, f, places, arrivals, map_location)
-            result = unpickling.load(
-                content, torch._weights_only_unpickler if restricted else pickle_module or pickle,
-                **pickle_load_args)
+            result = unpickling.load(content, module, **arguments)
             unpickling.check_sizes(records)
         except Exception:
             # Bytes that are not what was saved explain more than what they led to.
@@ -367,7 +439,7 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     except pickle.UnpicklingError as error:
         raise (_refused(error) if restricted else error) from None
     finally:
-        arrivals.stop()
+        if arrivals:
+            arrivals.stop()
         torch._utils._sparse_tensors_to_validate.clear()
-    _report.keep(report)
-    return result
+    return result, report

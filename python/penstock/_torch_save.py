@@ -88,6 +88,30 @@ def why_torch_saves(obj: Any, f: Any, pickle_module: Any = pickle,
     return why_not(f)
 
 
+def collect(torch: Any, obj: Any, pickle_module: Any = pickle, pickle_protocol: int = _PROTOCOL
+            ) -> tuple[bytes, _Storages]:
+    """The pickle of an object, and the storages that it names."""
+    storages = _Storages(torch)
+    content = io.BytesIO()
+    pickler = pickle_module.Pickler(content, protocol=pickle_protocol)
+    pickler.persistent_id = storages.persistent_id
+    pickler.dump(obj)
+    return content.getvalue(), storages
+
+
+def start(torch: Any, path: str, content: bytes, placed: list[tuple[Any, str]], transfer: int,
+          memory_limit: int) -> tuple[_penstock.Saving, str]:
+    """Begin to write them, behind what is queued on the current streams; the save, and where the
+    bytes come from."""
+    devices = {device for _, device in placed} or {"host"}
+    job = _penstock.torch_save(
+        path, open_device("host"), [("data.pkl", content)],
+        [(storage.data_ptr(), storage.nbytes(), open_device(device))
+         for storage, device in placed],
+        placed, transfer, memory_limit, streams(torch, devices))
+    return job, "+".join(sorted(devices))
+
+
 def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
          pickle_protocol: int = _PROTOCOL, _use_new_zipfile_serialization: bool = True,
          _disable_byteorder_record: bool = False, *, transfer: str | int = "auto",
@@ -111,20 +135,9 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
     reason = why_torch_saves(obj, f, *given)
     if reason:
         return by_torch(lambda: torch.save(obj, f, *given), f, reason, kind, memory_limit)
-    storages = _Storages(torch)
-    content = io.BytesIO()
-    pickler = pickle_module.Pickler(content, protocol=pickle_protocol)
-    pickler.persistent_id = storages.persistent_id
-    pickler.dump(obj)
-    del pickler
-    placed = storages.on_devices()
-    devices = {device for _, device in placed} or {"host"}
-    job = _penstock.torch_save(
-        file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
-        [(storage.data_ptr(), storage.nbytes(), open_device(device))
-         for storage, device in placed],
-        placed, kind, limit, streams(torch, devices))
+    content, storages = collect(torch, obj, pickle_module, pickle_protocol)
+    job, device = start(torch, file_name(f), content, storages.on_devices(), kind, limit)
     report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
-    report["device"] = "+".join(sorted(devices))
+    report["device"] = device
     _report.keep(report)
     return None
