@@ -985,6 +985,10 @@ int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
  * they are. NULL after the last. */
 const char *pen_path_name(unsigned int number, const char **what);
 
+/* Host memory that this process may still take without hurting anybody, in bytes: by the machine and
+ * by every control group it is in. UINT64_MAX where nobody says. */
+uint64_t pen_memory_available(void);
+
 /* Give pooled staging memory back to the system. What was made together with memory that a job
  * uses stays; always safe. */
 void pen_trim(void);

@@ -1258,6 +1258,18 @@ static PyObject *transfer_type(PyObject *module, PyObject *argument)
 	return rc ? raise_error(&err) : PyLong_FromLong(type);
 }
 
+static PyObject *memory_available(PyObject *module, PyObject *unused)
+{
+	uint64_t bytes;
+
+	(void)module;
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	bytes = pen_memory_available();
+	Py_END_ALLOW_THREADS
+	return PyLong_FromUnsignedLongLong(bytes);
+}
+
 static PyObject *trim(PyObject *module, PyObject *unused)
 {
 	(void)module;
@@ -1330,6 +1342,8 @@ static PyMethodDef functions[] = {
 	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
 	  "stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
+	{ "memory_available", memory_available, METH_NOARGS,
+	  "Bytes of host memory that may still be taken, control groups counted." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
 	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },

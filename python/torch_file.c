@@ -430,12 +430,30 @@ static PyObject *torch_file_locations(PyObject *self, PyObject *unused)
 	return dict;
 }
 
+static PyObject *torch_file_verify(PyObject *self, PyObject *unused)
+{
+	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
+	struct pen_error err;
+	int rc;
+
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	rc = pen_torch_verify(((struct torch_file *)self)->handle, NULL, &checked, &err);
+	Py_END_ALLOW_THREADS
+	if (rc)
+		return raise_error(&err);
+	return Py_BuildValue("(KK)", (unsigned long long)checked.verified,
+			     (unsigned long long)checked.unverified);
+}
+
 static PyMethodDef torch_file_methods[] = {
 	{ "records", torch_file_records, METH_NOARGS,
 	  "{name: (index, bytes)} in the order of offsets." },
 	{ "read", torch_file_read, METH_O, "read(index) -> bytes of a small record, verified." },
 	{ "locations", torch_file_locations, METH_NOARGS,
 	  "{index: device} of records that are storages of tensors, when they were saved." },
+	{ "verify", torch_file_verify, METH_NOARGS,
+	  "Read all of it, and compare: (bytes verified, bytes without sums)." },
 	{ "load", (PyCFunction)(void (*)(void))torch_file_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, wanted, keeps, verify=True, transfer=0, memory_limit=None, streams=[], "
 	  "cache=0) -> Job; wanted: [(record, address, device)], each a group; a stream is "

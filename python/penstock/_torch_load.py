@@ -33,8 +33,8 @@ _CUDA = re.compile("cuda(:[0-9]+)?")
 _YES = ("1", "y", "yes", "true")
 #: What torch's allocator takes from large blocks, and in multiples of what.
 _LARGE, _ROUND = 1 << 20, 512
-#: (what a file holds, records by the address of storages) -> the tensors that records go into
-Fill = Callable[[Any, dict[int, str]], dict[str, Any]]
+#: (what a file holds, (record, users) by the address of a storage) -> what records go into
+Fill = Callable[[Any, dict[int, tuple[str, int]]], dict[str, Any]]
 
 
 def _damaged(path: Any, message: str, hint: str = "") -> Error:
@@ -249,17 +249,21 @@ class _Outline(_Unpickling):
         super().__init__(torch, path, {}, None, "meta")
         self.records = records
         self.made: dict[str, Any] = {}
+        self.uses: dict[str, int] = {}
 
     def _storage(self, key: str, size: int, location: str) -> Any:
         record = f"data/{key}"
         self.check_size(key, self.records.get(record, (0, None))[1], size)
         if record not in self.made:
             self.made[record] = self.torch.UntypedStorage(size, device="meta")
+        self.uses[record] = self.uses.get(record, 0) + 1
         return self.made[record]
 
-    def names(self) -> dict[int, str]:
-        """The records of storages, by the address of what torch has behind them."""
-        return {storage._cdata: record for record, storage in self.made.items()}
+    def names(self) -> dict[int, tuple[str, int]]:
+        """The records of storages, and how many tensors look into each, by the address of what
+        torch has behind a storage."""
+        return {storage._cdata: (record, self.uses[record])
+                for record, storage in self.made.items()}
 
 
 def _restricted(weights_only: bool | None, pickle_module: Any) -> bool:
@@ -398,7 +402,7 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
 def load_into(f: str | os.PathLike, fill: Fill, map_location: Any, weights_only: bool,
               transfer: str | int, memory_limit: int | None) -> tuple[Any, dict]:
     """The same into tensors that exist: `fill` is told what the file holds, with the tensors on
-    meta, and the records of their storages, and says which records go into which tensors. In what
+    meta, and of the records behind them, and says which records go into which tensors. In what
     is returned, beside the report, tensors of these records are on meta."""
     import torch
 
