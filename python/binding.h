@@ -144,6 +144,10 @@ int device_index(const struct pen_device *device);
 int torch_file_init(PyObject *module);
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* checkpoints.c: adds Checkpoints to the module, and a function of it. */
+int checkpoints_init(PyObject *module);
+PyObject *checkpoints_open(PyObject *module, PyObject *args);
+
 /* Adds Array, View and the functions of arrays.c to the module. */
 int arrays_init(PyObject *module);
 

@@ -242,6 +242,18 @@ int os_unlink(int directory, const char *name)
 	return result(unlinkat(directory, name, 0));
 }
 
+int os_mkdir(int from, const char *path, mode_t mode)
+{
+	FAULT("mkdir");
+	return result(mkdirat(from, path, mode));
+}
+
+int os_rmdir(int from, const char *path)
+{
+	FAULT("rmdir");
+	return result(unlinkat(from, path, AT_REMOVEDIR));
+}
+
 int os_may_write(int from, const char *path)
 {
 	FAULT("access");
@@ -680,6 +692,21 @@ static uint64_t clock_ns(clockid_t clock)
 uint64_t os_now(void)
 {
 	return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t os_date(void)
+{
+	return clock_ns(CLOCK_REALTIME) / 1000000000u;
+}
+
+int os_host(char *name, size_t size)
+{
+	FAULT("gethostname");
+	if (gethostname(name, size) < 0)
+		return -errno;
+	/* One that was cut need not be terminated. */
+	name[size - 1] = 0;
+	return 0;
 }
 
 uint64_t os_thread_cpu(void)
