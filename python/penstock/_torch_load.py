@@ -399,7 +399,7 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     return result
 
 
-def load_into(f: str | os.PathLike, fill: Fill, map_location: Any, weights_only: bool,
+def load_into(f: str | os.PathLike, fill: Fill | None, map_location: Any, weights_only: bool,
               transfer: str | int, memory_limit: int | None) -> tuple[Any, dict]:
     """The same into tensors that exist: `fill` is told what the file holds, with the tensors on
     meta, and of the records behind them, and says which records go into which tensors. In what

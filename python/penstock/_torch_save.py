@@ -100,15 +100,15 @@ def collect(torch: Any, obj: Any, pickle_module: Any = pickle, pickle_protocol: 
 
 
 def start(torch: Any, path: str, content: bytes, placed: list[tuple[Any, str]], transfer: int,
-          memory_limit: int) -> tuple[_penstock.Saving, str]:
+          memory_limit: int, gather: bool = False) -> tuple[_penstock.Saving, str]:
     """Begin to write them, behind what is queued on the current streams; the save, and where the
-    bytes come from."""
+    bytes come from. With `gather` the memory may change when wait_gathered() returns."""
     devices = {device for _, device in placed} or {"host"}
     job = _penstock.torch_save(
         path, open_device("host"), [("data.pkl", content)],
         [(storage.data_ptr(), storage.nbytes(), open_device(device))
          for storage, device in placed],
-        placed, transfer, memory_limit, streams(torch, devices))
+        placed, transfer, memory_limit, streams(torch, devices), gather)
     return job, "+".join(sorted(devices))
 
 
