@@ -284,12 +284,12 @@ class Checkpointer:
     def _begin(self, save: _Save, state: Any, overwrite: bool) -> None:
         """From the call to the moment when the state may change."""
         report = save.report
-        failure: BaseException | None = None
         try:
-            content, placed = self._collect(save, state)
-        except Exception as error:
-            failure = error
-        try:
+            content, placed, failure = b"", [], None
+            try:
+                content, placed = self._collect(save, state)
+            except Exception as error:
+                failure = error
             self._agree(save, overwrite, failure)
             self._gather(save, content, placed)
         except BaseException as error:
@@ -316,7 +316,7 @@ class Checkpointer:
         save.report.snapshot = self._snapshot
         return content, _copies(torch, placed) if self._snapshot == "device" else placed
 
-    def _agree(self, save: _Save, overwrite: bool, failure: BaseException | None) -> None:
+    def _agree(self, save: _Save, overwrite: bool, failure: Exception | None) -> None:
         """All ranks save the same step, and rank 0 begins it before the others do."""
         step, ranks = save.report.step, self._ranks
         outcomes = ranks.gather((step, "" if failure is None else words(failure)))
