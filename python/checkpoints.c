@@ -317,7 +317,7 @@ static PyObject *commit(PyObject *object, PyObject *args)
 	    !is_begun(self, step))
 		return NULL;
 	/* JSON has no numbers for these: they are refused here, by name. */
-	options = Py_BuildValue("{sO}", "allow_nan", Py_False);
+	options = Py_BuildValue("{sOsO}", "allow_nan", Py_False, "ensure_ascii", Py_False);
 	text = options ? json_call("dumps", user, options) : NULL;
 	Py_XDECREF(options);
 	if (text)

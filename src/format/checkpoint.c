@@ -328,7 +328,10 @@ int pen_checkpoints_latest(struct pen_checkpoints *folder, uint64_t *step, struc
 		*step = checkpoint->step;
 	} else if (!rc) {
 		rc = error_set(err, -ENOENT, "find a checkpoint in", folder->path, -1,
-			       "none of its %zu steps is whole", steps.count);
+			       steps.count ? "none of its %zu steps is whole" : "there is none",
+			       steps.count);
+		if (steps.count)
+			error_hint(err, "'penstock ckpt list' says why");
 	}
 	free(checkpoint);
 	free(steps.numbers);

@@ -161,8 +161,12 @@ static void tell_left(struct checkpoint_told *told, const char *name)
 {
 	struct telling *telling = (struct telling *)told;
 
-	/* That of a damaged step, in a dry run: it would be gone. */
-	if (telling->told.dry && telling->whole_folder && !strcmp(name, MANIFEST))
+	uint32_t rank, turn;
+
+	/* In a dry run the manifest is still there; and what others keep beside a step that exists
+	 * is no leftover. */
+	if (telling->whole_folder ? telling->told.dry && !strcmp(name, MANIFEST)
+				  : !manifest_file_parse(name, &rank, &turn) && !leftover_is(name))
 		return;
 	telling->left = true;
 	if (!telling->rc)
