@@ -1085,6 +1085,11 @@ int pen_checkpoints_commit(struct pen_checkpoints *folder,
  * step that was to be replaced stays. */
 int pen_checkpoints_abandon(struct pen_checkpoints *folder, struct pen_error *err);
 
+/* By the other ranks, when they have described: what becomes of the step is rank 0's affair from now
+ * on. Nothing is removed, whether it was committed or not: a network's file system may show them
+ * too late that it was. */
+int pen_checkpoints_leave(struct pen_checkpoints *folder, struct pen_error *err);
+
 /* What verifying a step has found. */
 struct pen_checkpoint_checked {
 	size_t size;			/* sizeof(struct pen_checkpoint_checked) */

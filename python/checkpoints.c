@@ -353,6 +353,21 @@ static PyObject *abandon(PyObject *object, PyObject *number)
 	Py_RETURN_NONE;
 }
 
+static PyObject *leave_step(PyObject *object, PyObject *number)
+{
+	struct checkpoints *self = (struct checkpoints *)object;
+	struct pen_error err;
+	uint64_t step;
+	int rc;
+
+	if (!read_step(number, &step) || !is_begun(self, step) || !enter(self, true))
+		return NULL;
+	RUN(self, true, rc, pen_checkpoints_leave(self->handle, &err));
+	if (rc)
+		return raise_error(&err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *gc(PyObject *object, PyObject *number)
 {
 	struct checkpoints *self = (struct checkpoints *)object;
@@ -449,6 +464,8 @@ static PyMethodDef methods[] = {
 	{ "commit", commit, METH_VARARGS,
 	  "commit(step, files, user): by rank 0, with what all ranks have described." },
 	{ "abandon", abandon, METH_O, "abandon(step): remove what was written since begin()." },
+	{ "leave", leave_step, METH_O,
+	  "leave(step): by the other ranks; it is rank 0's affair from now on." },
 	{ "gc", gc, METH_O, "gc(keep) -> the steps that were removed." },
 	{ "sweep", sweep, METH_NOARGS, "What a crash left, and is removed now." },
 	{ "close", close_folder, METH_NOARGS, "Close; a step under way is abandoned." },

@@ -421,12 +421,13 @@ class Checkpointer:
                 self._ranks.by_first(lambda: self._folder.commit(step, files, save.user))
         except Exception as error:
             save.failure = save.failure or error
-        if save.failure is not None:
+        save.report.done = save.failure is None
+        if self._ranks.rank:
             if save.path:
-                self._folder.abandon(step)
-            return
-        save.report.done = True
-        if self._keep is not None and self._ranks.rank == 0:
+                self._folder.leave(step)
+        elif not save.report.done:
+            self._folder.abandon(step)
+        elif self._keep is not None:
             save.report.removed = self._folder.gc(self._keep)
 
     # --------------------------------------------------------------------------------- waiting --

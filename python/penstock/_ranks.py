@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -61,7 +62,8 @@ class Ranks:
         try:
             call()
         except (RuntimeError, ValueError) as error:     # torch has no class for it
-            self._broken = str(error).partition("\n")[0]
+            # gloo tells the line of its source first, and where to ask last.
+            self._broken = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
             raise refuse("agree with", "the other ranks", "one of them has ended, or did not come "
                          f"in time: {self._broken}", hint, errno.ECONNRESET) from error
 

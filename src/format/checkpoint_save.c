@@ -335,3 +335,17 @@ int pen_checkpoints_abandon(struct pen_checkpoints *folder, struct pen_error *er
 	}
 	return rc ? error_sys(err, rc, "abandon a step in", folder->path, -1) : 0;
 }
+
+int pen_checkpoints_leave(struct pen_checkpoints *folder, struct pen_error *err)
+{
+	int rc;
+
+	error_clear(err);
+	rc = check_begun(folder, "leave a step in", false, err);
+	if (!rc && !folder->rank)
+		return error_set(err, -EINVAL, "leave a step in", folder->path, -1,
+				 "rank 0 commits or abandons it");
+	if (!rc)
+		folder->begun = false;
+	return rc;
+}

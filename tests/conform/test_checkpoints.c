@@ -223,7 +223,9 @@ TEST(ranks_write_into_what_rank_0_began)
 		OK(pen_checkpoints_commit(ranks[0], files, 3, NULL, &kit_err));
 		/* Who did not hear of it abandons: nothing of a step that exists is removed. */
 		OK(pen_checkpoints_abandon(ranks[1], &kit_err));
-		OK(pen_checkpoints_abandon(ranks[2], &kit_err));
+		REFUSED(-EINVAL, pen_checkpoints_leave(ranks[0], &kit_err));
+		OK(pen_checkpoints_leave(ranks[2], &kit_err));
+		REFUSED(-EINVAL, pen_checkpoints_leave(ranks[2], &kit_err));
 		OK(pen_checkpoints_verify(ranks[2], 5, NULL, NULL, &kit_err));
 		CHECK_EQ(entries_in(in_scratch("c/step-00000005")), 4);
 	}
