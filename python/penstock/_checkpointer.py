@@ -417,11 +417,10 @@ class Checkpointer:
                     save.failure = refuse("save", f"step {step}", f"rank {rank} failed: {theirs}",
                                           code=errno.ECANCELED)
             if save.failure is None:
-                files = [file for file, _ in outcomes]
-                self._ranks.by_first(lambda: self._folder.commit(step, files, save.user))
+                self._ranks.by_first(lambda: self._commit(save, [file for file, _ in outcomes]))
+                save.report.done = True
         except Exception as error:
             save.failure = save.failure or error
-        save.report.done = save.failure is None
         if self._ranks.rank:
             if save.path:
                 self._folder.leave(step)
@@ -429,6 +428,11 @@ class Checkpointer:
             self._folder.abandon(step)
         elif self._keep is not None:
             save.report.removed = self._folder.gc(self._keep)
+
+    def _commit(self, save: _Save, files: list[dict[str, Any]]) -> None:
+        """By rank 0: from here on the step exists, whoever hears of it."""
+        self._folder.commit(save.report.step, files, save.user)
+        save.report.done = True
 
     # --------------------------------------------------------------------------------- waiting --
 

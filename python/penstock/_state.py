@@ -112,7 +112,8 @@ class Filling:
             if any((user.device, user.data_ptr()) != place for _, user, _ in users) \
                     or len({seen for *_, seen in users}) != uses[record] or place in taken:
                 continue
-            taken.add(place)
+            if tensor.numel():
+                taken.add(place)
             chosen[record] = tensor
             self._filled.update((steps, user) for steps, user, _ in users)
         return chosen
@@ -200,7 +201,7 @@ class Filling:
                for tensor in (target, saved)):
             return
         record = self._records.get(saved.untyped_storage()._cdata)
-        if record is not None and saved.numel() and target.device.type in ("cpu", "cuda") \
+        if record is not None and target.device.type in ("cpu", "cuda") \
                 and (target.dtype, target.shape, target.stride()) \
                 == (saved.dtype, saved.shape, saved.stride()) and saved.storage_offset() == 0 \
                 and saved.untyped_storage().nbytes() == saved.nbytes \

@@ -422,18 +422,21 @@ def _read(torch: Any, f: Any, file: Any, module: Any, map_location: Any, fill: F
     content = file.read(records["data.pkl"][0])
     arrivals = None
     try:
-        filled = {}
+        result, filled = None, {}
         if fill:
             outline = _Outline(torch, f, records)
-            filled = fill(outline.load(content, module, **arguments), outline.names())
+            result = outline.load(content, module, **arguments)
+            filled = fill(result, outline.names())
             torch._utils._sparse_tensors_to_validate.clear()
         places = _places(torch, records, _locations(file, content, map_location), map_location,
                          filled)
         arrivals = _Arrivals(torch, file, list(places.values()), *moves)
         try:
-            unpickling = _Unpickling(torch, f, places, arrivals, map_location)
-            result = unpickling.load(content, module, **arguments)
-            unpickling.check_sizes(records)
+            # Where all tensors exist, the one that is on meta is as good as another.
+            if not fill or len(filled) < len(places):
+                unpickling = _Unpickling(torch, f, places, arrivals, map_location)
+                result = unpickling.load(content, module, **arguments)
+                unpickling.check_sizes(records)
         except Exception:
             # Bytes that are not what was saved explain more than what they led to.
             arrivals.finish("", False)
