@@ -111,6 +111,22 @@ def in_place_of_others(path: Path, folder: Path) -> int:
     return sum(patched.served.values())
 
 
+def checkpoints(folder: Path) -> int:
+    """A training that goes on while it is saved."""
+    state: dict[str, object] = {"random": penstock.RandomState(), "epoch": 1}
+    with penstock.Checkpointer(folder, keep=2, memory_limit="auto", snapshot="host") as ckpt:
+        report: penstock.CheckpointReport = ckpt.save(1, state, user={"note": "first"})
+        ckpt.wait()
+        ckpt.restore(into=state, strict=True, fallback=True, map_location="cpu")
+        steps: list[int] = ckpt.steps()
+        latest: int | None = ckpt.latest()
+        checked: dict[str, int] = ckpt.verify(latest)
+        assert ckpt.show()["user"] == {"note": "first"} and ckpt.report() is not None
+        skipped: list[tuple[int, str]] = report.skipped
+        seconds: float = report.stall_seconds + report.durable_seconds
+    return len(steps) + checked["files"] + len(skipped) + int(seconds < 0)
+
+
 def model(path: Path) -> object:
     """The one thing that is checked here and not run: it wants a model of transformers."""
     return penstock.from_pretrained(path, "cuda:0", dtype="bfloat16", progress=True)
@@ -122,7 +138,7 @@ def main(folder: Path) -> None:
     print(files(folder), loads(path), *reports(), errors(folder))
     print(penstock.load_file(path, framework="np", dtype=halved)["a"].dtype, cache())
     ahead(path)
-    print(in_place_of_others(path, folder / "model"))
+    print(in_place_of_others(path, folder / "model"), checkpoints(folder / "checkpoints"))
     penstock.trim()
 
 
