@@ -1085,9 +1085,9 @@ int pen_checkpoints_commit(struct pen_checkpoints *folder,
  * step that was to be replaced stays. */
 int pen_checkpoints_abandon(struct pen_checkpoints *folder, struct pen_error *err);
 
-/* By the other ranks, when they have described: what becomes of the step is rank 0's affair from now
- * on. Nothing is removed, whether it was committed or not: a network's file system may show them
- * too late that it was. */
+/* By the other ranks, when they have described: what becomes of the step is rank 0's affair from
+ * now on. Nothing is removed, whether it was committed or not: a network's file system may show
+ * them too late that it was. */
 int pen_checkpoints_leave(struct pen_checkpoints *folder, struct pen_error *err);
 
 /* What verifying a step has found. */
@@ -1200,8 +1200,8 @@ int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
  * they are. NULL after the last. */
 const char *pen_path_name(unsigned int number, const char **what);
 
-/* Host memory that this process may still take without hurting anybody, in bytes: by the machine and
- * by every control group it is in. UINT64_MAX where nobody says. */
+/* Host memory that this process may still take without hurting anybody, in bytes: by the machine
+ * and by every control group it is in. UINT64_MAX where nobody says. */
 uint64_t pen_memory_available(void);
 
 /* Give pooled staging memory back to the system. What was made together with memory that a job

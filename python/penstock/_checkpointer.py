@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Checkpointer: checkpoints of a training that goes on while they are written.
 
-save() pickles the state and has the engine take its bytes from where they lie, into host memory or,
-with snapshot="device", into a copy on the device. When that is done the state may change, and save()
-returns. A thread sees to the rest: the file is written, durable, read back and compared; then rank 0
-commits the step by its manifest, and older steps go.
+save() pickles the state and has the engine take its bytes from where they lie, into host memory
+or, with snapshot="device", into a copy on the device. When that is done the state may change, and
+save() returns. A thread sees to the rest: the file is written, durable, read back and compared;
+then rank 0 commits the step by its manifest, and older steps go.
 
 Invariants
   1. One save is under way at a time: from begin() of its step to commit() or abandon().
-  2. The ranks' group is used by one thread at a time: by the one of a save under way, or, when there
+  2. The ranks' group is used by one thread at a time: by that of a save under way, or, when there
      is none, by the caller.
-  3. After begin() every rank takes part in one gathering of outcomes, however its own save went: who
-     stays away would be waited for.
+  3. After begin() every rank takes part in one gathering of outcomes, however its own save went:
+     who stays away would be waited for.
   4. The thread is no daemon: the interpreter waits for it before it ends. What ends the process
      otherwise leaves a step without a manifest, which does not exist.
 """
@@ -155,15 +155,15 @@ def _room(torch: Any, device: str) -> int:
 
 
 def _copies(torch: Any, placed: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
-    """Copies of storages where they are, made by the current streams: each once, whatever looks into
-    it. Refuses what finds no room."""
+    """Copies of storages where they are, made by the current streams: each once, whatever looks
+    into it. Refuses what finds no room."""
     hint = 'Free memory there, or save with snapshot="host"'
     for device in {device for _, device in placed if device != "host"}:
         needed = sum(storage.nbytes() for storage, on in placed if on == device)
         room = _room(torch, device)
         if needed > room:
-            raise refuse("copy", "the state", f"{device} has room for {room} bytes, and its part of "
-                         f"the state has {needed}", hint, errno.ENOMEM)
+            raise refuse("copy", "the state", f"{device} has room for {room} bytes, and its part "
+                         f"of the state has {needed}", hint, errno.ENOMEM)
     try:
         return [(storage.clone(), device) for storage, device in placed]
     except torch.OutOfMemoryError as error:
@@ -214,8 +214,8 @@ class Checkpointer:
         if snapshot not in _SNAPSHOTS:
             raise refuse("use", "snapshot", f"{snapshot!r} is neither 'host' nor 'device'")
         if isinstance(memory_limit, str) and memory_limit != "auto":
-            raise refuse("use", "memory_limit", f"{memory_limit!r} is neither a number of bytes nor "
-                         "'auto'")
+            raise refuse("use", "memory_limit", f"{memory_limit!r} is neither a number of bytes "
+                         "nor 'auto'")
         self._auto = memory_limit == "auto"
         self._transfer, self._limit, _ = options(
             transfer, None if isinstance(memory_limit, str) else memory_limit)
@@ -249,8 +249,8 @@ class Checkpointer:
 
     def _check(self) -> None:
         if os.getpid() != self._process:
-            raise refuse("use", "the Checkpointer", "it is that of the process which forked this one",
-                         "Make one in the process that saves", errno.ECHILD)
+            raise refuse("use", "the Checkpointer", "it is that of the process which forked this "
+                         "one", "Make one in the process that saves", errno.ECHILD)
 
     # --------------------------------------------------------------------------------- saving --
 
@@ -468,7 +468,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        """The save under way is finished, also after an exception, which is not hidden by another."""
+        """The save under way is finished, also after an exception, which is not hidden then."""
         try:
             self.close()
         except Error as other:
@@ -496,8 +496,8 @@ class Checkpointer:
         return self._folder.path(_number("step", step, 0))
 
     def show(self, step: int | None = None) -> dict[str, Any]:
-        """What the manifest of a step (the last) says: when it was saved, its files, and what save()
-        was given as ``user``."""
+        """What the manifest of a step (the last) says: when it was saved, its files, and what
+        save() was given as ``user``."""
         return self._folder.show(self._named(step))
 
     def verify(self, step: int | None = None) -> dict[str, int]:
@@ -582,7 +582,8 @@ class Checkpointer:
                                        _is_damage(failure)))
         failed = [(rank, problem) for rank, (problem, _) in enumerate(outcomes) if problem]
         if failed and failure is None:
-            failure = refuse("restore", f"step {report.step}", "rank {} failed: {}".format(*failed[0]),
+            rank, problem = failed[0]
+            failure = refuse("restore", f"step {report.step}", f"rank {rank} failed: {problem}",
                              code=errno.ECANCELED)
         return loaded, failure, all(damage for problem, damage in outcomes if problem)
 
@@ -594,8 +595,8 @@ class Checkpointer:
         step, ranks = report.step, self._ranks
         manifest = self._folder.show(step)
         if manifest["world_size"] != ranks.size:
-            raise refuse("restore", f"step {step}", f"it was saved by {manifest['world_size']} ranks,"
-                         f" and there are {ranks.size}", "Each rank has a file of its own; states "
+            raise refuse("restore", f"step {step}", f"it was saved by {manifest['world_size']} "
+                         f"ranks, and there are {ranks.size}", "Each rank has a file of its own; states "
                          "that are cut anew go through torch.distributed.checkpoint")
         path = os.path.join(self._folder.path(step), manifest["files"][ranks.rank]["name"])
         loaded, fields = load_into(path, filling and filling.choose, map_location, weights_only,

@@ -2,8 +2,8 @@
 """The state of a training: what of it is saved, and how what was saved gets back into it.
 
 A state is made of dicts, lists and tuples. In these are tensors; objects that have state_dict() and
-load_state_dict(), such as modules, optimizers and schedulers; and plain values. What is saved is the
-same with each object's state_dict() in its place.
+load_state_dict(), such as modules, optimizers and schedulers; and plain values. What is saved is
+the same with each object's state_dict() in its place.
 
 On the way back each tensor that exists, also within the state_dict() of an object, takes its bytes
 where it lies, if the file has them as it has them. All others come into memory of their own. Then
@@ -75,8 +75,8 @@ def _some(names: list[str]) -> str:
 class Filling:
     """A state that exists, and what a file has for it.
 
-    choose() is told what the file holds before any byte is read, refuses what does not fit, and says
-    which tensors take which records; apply() puts the rest in place when the bytes are there.
+    choose() is told what the file holds before any byte is read, refuses what does not fit, and
+    says which tensors take which records; apply() puts the rest in place when the bytes are there.
     """
 
     def __init__(self, torch: Any, state: Any, strict: bool):
@@ -146,8 +146,8 @@ class Filling:
         elif self._is_filled(target, steps):
             if type(target) is not type(saved) and not (
                     isinstance(target, dict) and isinstance(saved, dict)):
-                self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}, and is a "
-                                   f"{type(target).__name__}")
+                self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}, and is "
+                                   f"a {type(target).__name__}")
                 return
             self._compare_keys(dict(_items(target)), dict(_items(saved)), steps)
             for key, mine, theirs in _pairs(target, saved):

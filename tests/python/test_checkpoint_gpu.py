@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints of states that are on GPUs: over the fake driver, with memory of the engine's in the
-places of torch's storages, since a torch without CUDA has none there; and where torch sees a GPU."""
+places of torch's storages, since a torch without CUDA has none there; and on a real one."""
 import os
 import random
 

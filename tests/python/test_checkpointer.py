@@ -224,7 +224,7 @@ def test_steps_that_are_none(ckpt, step):
         ckpt.save(step, [])
 
 
-# ------------------------------------------------------------------------------------- the folder --
+# ------------------------------------------------------------------------------------ the folder --
 
 def test_two_writers_are_told_apart_and_readers_are_welcome(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
@@ -258,7 +258,7 @@ def test_nothing_to_restore(ckpt):
             call()
 
 
-# -------------------------------------------------------------------------------------- restoring --
+# ------------------------------------------------------------------------------------- restoring --
 
 def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path):
     whole = Training(1)
@@ -442,7 +442,7 @@ def test_objects_of_the_users_own_need_trust(ckpt):
     assert ckpt.restore(weights_only=False)["thing"] == Thing()
 
 
-# ----------------------------------------------------------------------------------------- damage --
+# ---------------------------------------------------------------------------------------- damage --
 
 def test_damage_is_named_and_the_step_before_is_taken_when_asked(ckpt):
     for step in (1, 2, 3):
@@ -485,7 +485,7 @@ def test_a_state_that_does_not_fit_is_no_reason_to_take_another_step(ckpt):
         ckpt.restore(into={"a": torch.zeros(1)}, fallback=True)
 
 
-# ----------------------------------------------------------------------------------- what goes bad --
+# --------------------------------------------------------------------------------- what goes bad --
 
 class Broken(Exception):
     pass
@@ -557,7 +557,7 @@ def test_a_full_disk_leaves_the_steps_before(tmp_path):
         assert sorted(os.listdir(tmp_path)) == [".penstock.lock", "step-00000001", "step-00000004"]
 
 
-# -------------------------------------------------------------------------------------- the end --
+# --------------------------------------------------------------------------------------- the end --
 
 END = """
     import sys, torch, penstock
