@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import json
 import os
 import sys
 import threading
@@ -179,6 +180,18 @@ def _number(name: str, value: Any, least: int) -> int:
     return value.__index__()
 
 
+def _values(user: dict[str, Any] | None) -> dict[str, Any]:
+    """What save() was given for the manifest, as it is now."""
+    try:
+        found = json.loads(json.dumps({} if user is None else user, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise refuse("use", "user", f"a manifest cannot hold it: {error}",
+                     "Give a dict of numbers, texts, lists and dicts") from error
+    if not isinstance(found, dict):
+        raise refuse("use", "user", f"a {type(user).__name__} is no dict")
+    return found
+
+
 class Checkpointer:
     """Checkpoints of a training, in a folder: one folder for each step, the last ``keep`` of them.
 
@@ -276,7 +289,7 @@ class Checkpointer:
             self._wait()
             self._raise_failure()
             report = self._report = CheckpointReport("save", step)
-            save = _Save(report, started, dict(user or {}))
+            save = _Save(report, started, _values(user))
             report.waited_seconds = save.seconds()
             self._begin(save, state, overwrite)
             return report
@@ -596,8 +609,8 @@ class Checkpointer:
         manifest = self._folder.show(step)
         if manifest["world_size"] != ranks.size:
             raise refuse("restore", f"step {step}", f"it was saved by {manifest['world_size']} "
-                         f"ranks, and there are {ranks.size}", "Each rank has a file of its own; states "
-                         "that are cut anew go through torch.distributed.checkpoint")
+                         f"ranks, and there are {ranks.size}", "Each rank has a file of its own; "
+                         "states that are cut anew go through torch.distributed.checkpoint")
         path = os.path.join(self._folder.path(step), manifest["files"][ranks.rank]["name"])
         loaded, fields = load_into(path, filling and filling.choose, map_location, weights_only,
                                    self._transfer_given, None)

@@ -218,6 +218,14 @@ def test_arguments_that_make_no_sense(tmp_path, arguments, words):
         Checkpointer(tmp_path, **arguments)
 
 
+@pytest.mark.parametrize("user", [{"a": float("nan")}, {"a": {1, 2}}, [1]])
+def test_values_that_a_manifest_cannot_hold_are_refused_at_once(ckpt, user):
+    with pytest.raises(penstock.Error, match="user"):
+        ckpt.save(1, [], user=user)
+    saved(ckpt, 1, [], user={"a": [1, None, "x"]})
+    assert ckpt.show(1)["user"] == {"a": [1, None, "x"]}
+
+
 @pytest.mark.parametrize("step", [-1, "1", 1.5, True, None])
 def test_steps_that_are_none(ckpt, step):
     with pytest.raises(penstock.Error, match="step"):
