@@ -26,11 +26,13 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,9 +53,13 @@ BLOCK = 4096
 # threads x MiB of the raw writes; the first raw run of a process takes the better one.
 GEOMETRIES = ((8, 4), (16, 1))
 MANY = 10_000
+# What files have beside their tensors, and a little more.
+ROOM = 256 * MIB
 # A few seconds of saving are enough to see who else can run meanwhile.
 GIL_BYTES = 4 << 30
 IDLE_SECONDS = 1.0
+# A process that takes longer hangs.
+KVIKIO_SECONDS = 90.0
 # What docs/checkpoint.md promises, and what a process may grow by beside it.
 PINNED_MIB, BESIDE_MIB = 128, 64
 # Writes random bytes of given sizes to each file that it is told of, at aligned offsets, which
@@ -69,6 +75,10 @@ if device == "cpu":
     tensors = [tensor.numpy() for tensor in tensors]
 else:
     torch.cuda.synchronize()
+# The driver is opened by the first file; nobody else's start is timed either.
+with kvikio.CuFile(sys.argv[3], "w") as file:
+    file.pwrite(tensors[0]).get()
+os.unlink(sys.argv[3])
 for line in sys.stdin:
     start, offset, waiting = time.monotonic(), 0, []
     with kvikio.CuFile(line.rstrip("\\n"), "w") as file:
@@ -107,46 +117,29 @@ def write_raw(path: Path, size: int, threads: int, request: int) -> float:
     size = -(-size // BLOCK) * BLOCK
     memory = huge_memory(threads * request)
     # A disk may be a program, to which zeros are nothing.
-    for start in range(0, len(memory), MIB):
-        memory[start:start + MIB] = os.urandom(min(MIB, len(memory) - start))
+    for position in range(0, len(memory), MIB):
+        memory[position:position + MIB] = os.urandom(MIB)
     offsets = itertools.count(0, request)
-    failures: list[OSError] = []
-    ready = threading.Event()
-    start = 0.0
 
     def lane(number: int) -> None:
         buffer = memory[number * request:(number + 1) * request]
-        ready.wait()
-        try:
-            while (offset := next(offsets)) < size:
-                piece = buffer[:min(request, size - offset)]
-                if os.pwrite(file, piece, offset) != len(piece):
-                    raise OSError("the disk took a part of a write only")
-        except OSError as error:
-            failures.append(error)
+        while (offset := next(offsets)) < size:
+            piece = buffer[:min(request, size - offset)]
+            if os.pwrite(file, piece, offset) != len(piece):
+                raise OSError("the disk took a part of a write only")
 
-    lanes = [threading.Thread(target=lane, args=(number,)) for number in range(threads)]
-    for thread in lanes:
-        thread.start()
-    file = -1
+    start = time.monotonic()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     try:
-        start = time.monotonic()
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
-            os.posix_fallocate(file, 0, size)
-        except OSError as error:
-            offsets = itertools.count(size, request)
-            failures.append(error)
-        ready.set()
-        for thread in lanes:
-            thread.join()
-        if failures:
-            raise NotMeasured(f"the raw writes: {failures[0]}")
+        # As any writer does that knows the size; writes that extend a file wait for each other.
+        os.posix_fallocate(file, 0, size)
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(lane, range(threads)):
+                pass
         os.fsync(file)
         return time.monotonic() - start
     finally:
-        if file >= 0:
-            os.close(file)
+        os.close(file)
 
 
 class Counting:
@@ -290,9 +283,11 @@ class Bench:
 
     def save_kvikio(self) -> Figures:
         path = self.place / f"saving-{next(self.numbers)}"
+        process = self.kvikio()
+        assert process.stdin and process.stdout
+        watchdog = threading.Timer(KVIKIO_SECONDS, process.kill)
+        watchdog.start()
         try:
-            process = self.kvikio()
-            assert process.stdin and process.stdout
             print(path, file=process.stdin, flush=True)
             for line in process.stdout:
                 if line.startswith("saved "):
@@ -301,10 +296,11 @@ class Bench:
         except BrokenPipeError:
             pass
         finally:
+            watchdog.cancel()
             self.delete(path)
         self.runner.log.seek(0)
-        lines = self.runner.log.read().split("\n")
-        raise NotMeasured(next((line for line in reversed(lines) if line.strip()), "it ended"))
+        lines = [line for line in self.runner.log.read().splitlines() if line.strip()]
+        raise NotMeasured(lines[-1] if lines else "its process was stopped or ended")
 
     def kvikio(self) -> subprocess.Popen:
         if self.kvikio_process is None:
@@ -314,9 +310,10 @@ class Bench:
             sizes = [tensor.nbytes for tensor in self.tensors.values() if tensor.nbytes]
             # cuFile leaves its log where it is started.
             self.kvikio_process = subprocess.Popen(
-                [sys.executable, "-P", "-c", KVIKIO, self.device, json.dumps(sizes)], text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.runner.log,
-                env=environment, cwd=self.runner.folder.name)
+                [sys.executable, "-P", "-c", KVIKIO, self.device, json.dumps(sizes),
+                 str(self.place / "saving-first")], text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self.runner.log, env=environment,
+                cwd=self.runner.folder.name)
         return self.kvikio_process
 
     # ----------------------------------------------------------------------------------- loads --
@@ -365,9 +362,11 @@ class Bench:
             self.delete(path)
 
     def memory(self) -> Figures:
-        """Watched, and therefore not timed. It is the first save of the process."""
+        """Watched, and therefore not timed. It is the first save of the process, whose heap has
+        no room yet that a save could hide in."""
         path = self.place / f"saving-{next(self.numbers)}"
         try:
+            penstock.trim()
             watch = Watch(self.device)
             watch.start()
             try:
@@ -422,9 +421,8 @@ def saved(word: str, state: Callable[[Bench], dict], share: float, rounds: int,
         Contender("torch", lambda bench: bench.save_torch(state(bench)), 0.5, rounds),
     ), (
         Line("save: its rate / raw O_DIRECT writes", "raw", "penstock", share, True),
-        Line("save: its time / torch.save", "penstock", "torch", 1 / 3),
-        Line("save: its time / torch.save + fsync", "penstock", "torch+fsync", 1 / 3),
         *lines,
+        Line("save: its time / torch.save + fsync", "penstock", "torch+fsync"),
     ))
 
 
@@ -439,6 +437,7 @@ def loaded(state: str) -> tuple[tuple[Contender, ...], tuple[Line, ...]]:
     )
 
 
+BESIDE_TORCH = (Line("save: its time / torch.save", "penstock", "torch"),)
 COLD, WARM = loaded("cold"), loaded("warm")
 # What matters most comes first; but the memory of the first save can be seen only once.
 CASES = (
@@ -451,14 +450,15 @@ CASES = (
         Contender("kvikio", Bench.save_kvikio, 0.8, 2),
         Contender("safetensors", Bench.save_safetensors, 0.6, 2),
     ), (
+        Line("save: its time / torch.save", "penstock", "torch", 1 / 3),
         Line("save: its time / save_file", "penstock", "safetensors"),
         Line("save: its time / save_file + fsync", "penstock", "safetensors+fsync"),
         Line("save: its time / KvikIO", "penstock", "kvikio"),
         Line("save: its time / KvikIO + fsync", "penstock", "kvikio+fsync"),
         Line("save_file: its rate / raw O_DIRECT writes", "raw", "penstock-safetensors"),
     )),
-    saved("save-10k", lambda bench: bench.many, 0.85, 1),
-    saved("save-optimizer", lambda bench: bench.optimizer, 0.85, 1),
+    saved("save-10k", lambda bench: bench.many, 0.85, 1, lines=BESIDE_TORCH),
+    saved("save-optimizer", lambda bench: bench.optimizer, 0.85, 1, lines=BESIDE_TORCH),
     Case("load-zip", "s", COLD[0] + WARM[0], COLD[1] + WARM[1]),
     Case("gil", "M/s", (
         Contender("idle", Bench.count_idle, 99.0),
@@ -478,7 +478,8 @@ class Play:
         self.bench, self.cases, self.end = bench, cases, end
         self.rounds: dict[str, list[Figures]] = {case.word: [] for case in cases}
         self.trouble: dict[str, str] = {}
-        self.left_out: list[str] = []
+        # The rounds that it had no time for, by contender.
+        self.left_out: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
 
     def play(self, count: int) -> None:
@@ -498,7 +499,7 @@ class Play:
         guess = self.seconds.get(name, self.bench.bytes / contender.gb_per_s / 1e9)
         start = time.monotonic()
         if start + guess > self.end:
-            self.left_out.append(f"{name} in round {number + 1}")
+            self.left_out.setdefault(name, []).append(number + 1)
             return {}
         try:
             figures = contender.run(self.bench)
@@ -551,11 +552,14 @@ def tell(play: Play) -> None:
         print(f"raw writes by {bench.geometry[0]} threads of {bench.geometry[1]} MiB, the better "
               f"of: {tried}")
     for case in play.cases:
-        print(*figure_lines(case, play.rounds[case.word], bench.bytes), sep="\n")
+        for text in figure_lines(case, play.rounds[case.word], bench.bytes):
+            print(text)
     for name, words in play.trouble.items():
         print(f"{name} failed: {words}")
     if play.left_out:
-        print(f"no time was left for {', '.join(play.left_out)}")
+        print("no time was left for " + "; ".join(
+            f"{name} in round {', '.join(map(str, rounds))}"
+            for name, rounds in play.left_out.items()))
     print()
     for case in play.cases:
         for line in case.lines:
@@ -583,8 +587,12 @@ def main() -> int:
     for name, path in asked.path:
         paths.setdefault(name, []).append(path)
     asked.folder.mkdir(parents=True, exist_ok=True)
+    model = model_open(asked.model)
+    needed = model.tensor_bytes * (2 if "load-zip" in words else 1) + ROOM
+    if shutil.disk_usage(asked.folder).free < needed:
+        parser.error(f"{asked.folder} has no room for {needed / 1e9:.1f} GB")
     with Runner(paths, False, None) as runner:
-        bench = Bench(model_open(asked.model), asked.folder, asked.device, runner)
+        bench = Bench(model, asked.folder, asked.device, runner)
         play = Play(bench, [case for case in CASES if case.word in words], end)
         try:
             play.play(asked.rounds)
