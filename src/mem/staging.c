@@ -8,10 +8,11 @@
 
 int staging_init(struct staging *staging, unsigned int slots, unsigned int pieces)
 {
-	assert(slots && slots <= STAGING_SLOTS_MAX);
+	assert(slots);
 	staging->slots = os_calloc(slots, sizeof(staging->slots[0]));
+	staging->busy = os_calloc(slots / 64 + 1, sizeof(staging->busy[0]));
 	staging->pieces = os_calloc(pieces, sizeof(staging->pieces[0]));
-	if (!staging->slots || !staging->pieces) {
+	if (!staging->slots || !staging->busy || !staging->pieces) {
 		staging_fini(staging);
 		return -ENOMEM;
 	}
@@ -24,8 +25,10 @@ void staging_fini(struct staging *staging)
 {
 	assert(!staging->used && !staging->piece_count);
 	free(staging->slots);
+	free(staging->busy);
 	free(staging->pieces);
 	staging->slots = NULL;
+	staging->busy = NULL;
 	staging->pieces = NULL;
 }
 
