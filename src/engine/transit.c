@@ -603,12 +603,17 @@ static size_t lead_of(const struct lane *lane, const struct transit *transit)
 /* A slot with `size` bytes of staging memory, growing the staging where that helps. */
 static struct slot *find_slot(struct lane *lane, size_t size)
 {
-	struct slot *slot = staging_take(&lane->staging, size);
+	struct staging *staging = &lane->staging;
+	bool ahead = lane->job->schedule->ahead;
+	struct slot *slot = ahead ? staging_take_last(staging, size) : staging_take(staging, size);
 
-	if (!slot && size && staging_can_grow(&lane->staging) &&
-	    !lane_add_piece(lane, lane->staging.piece_count ? PIECE_MORE : PIECE_FIRST))
-		slot = staging_take(&lane->staging, size);
-	return slot;
+	if (!slot && size && staging_can_grow(staging) &&
+	    !lane_add_piece(lane, staging->piece_count ? PIECE_MORE : PIECE_FIRST))
+		slot = staging_take_last(staging, size);
+	/* Who gathers takes what is free again only when there is nothing new to be had: making
+	 * memory is slow, so the store frees some meanwhile, and the next save, which is faster,
+	 * would have to make what this one did without. */
+	return !slot && ahead ? staging_take(staging, size) : slot;
 }
 
 bool transit_issue(struct lane *lane)

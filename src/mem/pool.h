@@ -41,8 +41,8 @@ struct piece_budget {
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
 	_Atomic uint64_t made_bytes;	/* pieces that nobody had used before */
 	size_t piece_size;
-	bool gathers;			/* of a write that gathers ahead: its pieces are kept for the
-					   next such job, however many they are */
+	bool gathers;			/* of a write that gathers ahead: its pieces are kept for
+					   the next such job, however many they are */
 };
 
 /* Memory of another kind that counts against the promise: bytes more, or less. */

@@ -55,16 +55,16 @@ static unsigned int first_free(const struct staging *staging)
 			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
 }
 
-struct slot *staging_take(struct staging *staging, size_t size)
+static struct slot *take_from(struct staging *staging, unsigned int piece, size_t size)
 {
 	struct slot **link = NULL, *slot;
-	unsigned int number, piece;
+	unsigned int number;
 	size_t at = 0;
 
 	if (staging->used == staging->slot_count)
 		return NULL;
 	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
-	for (piece = 0; size && !link && piece < staging->piece_count; piece++)
+	for (; size && !link && piece < staging->piece_count; piece++)
 		link = find_gap(&staging->pieces[piece], size, &at);
 	if (size && !link)
 		return NULL;
@@ -81,6 +81,16 @@ struct slot *staging_take(struct staging *staging, size_t size)
 	staging->busy[number / 64] |= 1ull << number % 64;
 	staging->used++;
 	return slot;
+}
+
+struct slot *staging_take(struct staging *staging, size_t size)
+{
+	return take_from(staging, 0, size);
+}
+
+struct slot *staging_take_last(struct staging *staging, size_t size)
+{
+	return take_from(staging, staging->piece_count ? staging->piece_count - 1 : 0, size);
 }
 
 void staging_put(struct staging *staging, struct slot *slot)

@@ -176,6 +176,18 @@ TEST(memory_that_was_made_to_gather_a_gpu_serves_again)
 	memory_serves_again("cuda:0");
 }
 
+/* A store that keeps up would let it do with less, but a later one might not. */
+TEST(the_first_save_makes_what_the_next_may_need)
+{
+	set_up("host", 100 * MIB, "null:");
+	options.memory_limit = PEN_MEMORY_AUTO;
+	save_quickly();
+	CHECK(report.made_bytes >= size);
+	save_quickly();
+	CHECK(report.made_bytes <= JITTER);
+	tear_down();
+}
+
 TEST(what_a_later_save_does_not_need_is_given_back)
 {
 	set_up("host", 200 * MIB, "pattern:200M,latency=500ms");
