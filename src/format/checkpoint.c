@@ -13,7 +13,7 @@
 #include "io/replace.h"
 #include "sys/os.h"
 
-/* A step may be replaced while it is looked at; so often in a row it is not. */
+/* A step may be replaced while it is looked at, and another come; so often in a row it is not. */
 #define LOOKS_MAX 10
 
 char *checkpoint_path(const struct pen_checkpoints *folder, uint64_t step, const char *name)
@@ -269,33 +269,67 @@ static int add_step(const struct pen_checkpoints *folder, uint64_t step, struct 
 	return 0;
 }
 
+static int make_list(const struct pen_checkpoints *folder, const struct steps *steps,
+		     struct list **made, struct pen_error *err)
+{
+	struct list *list = os_calloc(1, sizeof(*list) + steps->count * sizeof(list->made[0]));
+	int rc = 0;
+
+	if (list)
+		list->steps = os_calloc(steps->count + 1, sizeof(list->steps[0]));
+	if (!list || !list->steps)
+		rc = error_sys(err, -ENOMEM, "list", folder->path, -1);
+	for (size_t i = 0; !rc && i < steps->count; i++)
+		rc = add_step(folder, steps->numbers[i], list, err);
+	if (!rc)
+		list->public.steps = list->steps;
+	else
+		pen_checkpoint_list_free(list ? &list->public : NULL);
+	*made = rc ? NULL : list;
+	return rc;
+}
+
+/*
+ * While steps are looked at one by one, the last of them may go and a newer one have come: who then
+ * saw none would be wrong, as there was one at every moment. Are there others now?
+ */
+static int have_changed(const struct pen_checkpoints *folder, struct steps *steps, bool *changed,
+			struct pen_error *err)
+{
+	struct steps now = { .count = 0 };
+	int rc = find_steps(folder, &now, err);
+
+	*changed = !rc && (now.count != steps->count ||
+			   (now.count && memcmp(now.numbers, steps->numbers,
+						now.count * sizeof(now.numbers[0]))));
+	free(steps->numbers);
+	*steps = now;
+	return rc;
+}
+
 int pen_checkpoints_list(struct pen_checkpoints *folder, struct pen_checkpoint_list **public,
 			 struct pen_error *err)
 {
 	struct steps steps = { .count = 0 };
 	struct list *list = NULL;
+	bool changed = true;
 	int rc;
 
 	error_clear(err);
 	*public = NULL;
 	rc = find_steps(folder, &steps, err);
-	if (!rc) {
-		list = os_calloc(1, sizeof(*list) + steps.count * sizeof(list->made[0]));
-		if (list)
-			list->steps = os_calloc(steps.count + 1, sizeof(list->steps[0]));
-		if (!list || !list->steps)
-			rc = error_sys(err, -ENOMEM, "list", folder->path, -1);
-	}
-	for (size_t i = 0; !rc && i < steps.count; i++)
-		rc = add_step(folder, steps.numbers[i], list, err);
-	free(steps.numbers);
-	if (rc) {
+	for (int i = 0; !rc && changed && i < LOOKS_MAX; i++) {
 		pen_checkpoint_list_free(list ? &list->public : NULL);
-		return rc;
+		rc = make_list(folder, &steps, &list, err);
+		if (!rc)
+			rc = have_changed(folder, &steps, &changed, err);
 	}
-	list->public.steps = list->steps;
-	*public = &list->public;
-	return 0;
+	free(steps.numbers);
+	if (rc)
+		pen_checkpoint_list_free(list ? &list->public : NULL);
+	else
+		*public = &list->public;
+	return rc;
 }
 
 void pen_checkpoint_list_free(struct pen_checkpoint_list *public)
@@ -310,22 +344,36 @@ void pen_checkpoint_list_free(struct pen_checkpoint_list *public)
 	free(list);
 }
 
+/* From the last on: only one has to be looked at, mostly. */
+static int find_latest(const struct pen_checkpoints *folder, const struct steps *steps,
+		       struct pen_checkpoint **latest, struct pen_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = steps->count; !rc && !*latest && i > 0; i--) {
+		rc = checkpoint_look(folder, steps->numbers[i - 1], latest, err);
+		rc = is_ours(rc) ? rc : 0;
+	}
+	return rc;
+}
+
 int pen_checkpoints_latest(struct pen_checkpoints *folder, uint64_t *step, struct pen_error *err)
 {
 	struct steps steps = { .count = 0 };
-	struct pen_checkpoint *checkpoint = NULL;
+	struct pen_checkpoint *latest = NULL;
+	bool changed = true;
 	int rc;
 
 	error_clear(err);
 	rc = find_steps(folder, &steps, err);
-	/* From the last on: only one has to be looked at, mostly. */
-	for (size_t i = steps.count; !rc && !checkpoint && i > 0; i--) {
-		rc = checkpoint_look(folder, steps.numbers[i - 1], &checkpoint, err);
-		rc = is_ours(rc) ? rc : 0;
+	for (int i = 0; !rc && !latest && changed && i < LOOKS_MAX; i++) {
+		rc = find_latest(folder, &steps, &latest, err);
+		if (!rc && !latest)
+			rc = have_changed(folder, &steps, &changed, err);
 	}
-	if (checkpoint) {
+	if (latest) {
 		error_clear(err);
-		*step = checkpoint->step;
+		*step = latest->step;
 	} else if (!rc) {
 		rc = error_set(err, -ENOENT, "find a checkpoint in", folder->path, -1,
 			       steps.count ? "none of its %zu steps is whole" : "there is none",
@@ -333,7 +381,7 @@ int pen_checkpoints_latest(struct pen_checkpoints *folder, uint64_t *step, struc
 		if (steps.count)
 			error_hint(err, "'penstock ckpt list' says why");
 	}
-	free(checkpoint);
+	free(latest);
 	free(steps.numbers);
 	return rc;
 }

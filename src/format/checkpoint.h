@@ -79,7 +79,7 @@ struct checkpoint_told {
 };
 int checkpoint_tidy(int step_fd, const struct pen_checkpoint *keep, struct checkpoint_told *told);
 
-/* Take away a step's existence, durably. */
+/* Take the manifest away; checkpoint_tidy() makes that durable before any file goes. */
 int checkpoint_unname(int step_fd);
 
 #endif

@@ -37,7 +37,7 @@ int checkpoint_unname(int step_fd)
 {
 	int rc = os_unlink(step_fd, MANIFEST);
 
-	return rc && rc != -ENOENT ? rc : flush(step_fd);
+	return rc == -ENOENT ? 0 : rc;
 }
 
 struct tidying {

@@ -413,9 +413,15 @@ static void *look(void *path)
 	int rc;
 
 	while (!done) {
+		unsigned int whole = 0;
+
 		OK(pen_checkpoints_list(reader, &list, &kit_err));
-		for (size_t i = 0; i < list->count; i++)
+		for (size_t i = 0; i < list->count; i++) {
 			CHECK(list->steps[i].state != PEN_CHECKPOINT_DAMAGED);
+			whole += list->steps[i].state == PEN_CHECKPOINT_WHOLE;
+		}
+		/* At every moment there is one. */
+		CHECK(whole > 0);
 		pen_checkpoint_list_free(list);
 		OK(pen_checkpoints_latest(reader, &step, &kit_err));
 		rc = pen_checkpoints_verify(reader, step, NULL, NULL, &err);
@@ -428,7 +434,7 @@ static void *look(void *path)
 	return NULL;
 }
 
-TEST(readers_beside_a_writer_never_see_a_damaged_step)
+TEST(readers_beside_a_writer_see_a_whole_step_and_never_a_damaged_one)
 {
 	struct pen_checkpoints *folder = steps_open(in_scratch("c"), PEN_WRITE, 0);
 	char path[600];
