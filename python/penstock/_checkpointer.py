@@ -42,8 +42,6 @@ _SNAPSHOTS = ("host", "device")
 _STEP, _MANIFEST = "step-", "manifest.json"
 #: Errors of files that are not what they were.
 _DAMAGE = (errno.EBADMSG, errno.EILSEQ, errno.EIO, errno.ENOENT, errno.ENODATA)
-#: Beside the bytes of the state: what each lane holds besides, and pieces that are not full.
-_SLACK = 256 << 20
 
 
 class CheckpointReport:
@@ -65,7 +63,6 @@ class CheckpointReport:
         self.operation, self.step = operation, step
         self.bytes = 0
         self.snapshot = ""
-        self.memory_limit = 0
         self.waited_seconds = 0.0
         self.stall_seconds = 0.0
         self.stall_reason = ""
@@ -358,21 +355,24 @@ class Checkpointer:
 
         from ._torch_save import start
 
-        report = save.report
-        report.memory_limit = self._limit
-        if self._snapshot == "host":
-            report.memory_limit = self._limit_of(report.bytes)
-        save.job, save.device = start(torch, save.path, content, placed, self._transfer,
-                                      report.memory_limit, self._snapshot == "host")
-        if self._snapshot == "host":
+        to_host = self._snapshot == "host"
+        limit = self._limit_of(save.report.bytes) if to_host else self._limit
+        save.job, save.device = start(torch, save.path, content, placed, self._transfer, limit,
+                                      to_host)
+        if to_host:
             save.job.wait_gathered()
 
-    def _limit_of(self, needed: int) -> int:
-        """Most bytes of staging memory. What an earlier save had is this process's already."""
+    def _limit_of(self, needed: int) -> int | str:
+        """Most bytes of staging memory. The engine knows what is plentiful, but not that others here
+        are about to take as much: of several ranks each has its share."""
         if not self._auto:
             return self._limit
-        plentiful = _penstock.memory_available() // 2 // self._ranks.on_this_host
-        self._granted = max(self._granted, min(needed + _SLACK, plentiful), MEMORY_LIMIT)
+        if self._ranks.on_this_host == 1:
+            return "auto"
+        share = _penstock.memory_available() // 2 // self._ranks.on_this_host
+        wished = needed + needed // 8 + MEMORY_LIMIT
+        # What an earlier save had is this process's already.
+        self._granted = max(self._granted, min(wished, share), MEMORY_LIMIT)
         return self._granted
 
     # ------------------------------------------------------------------------ in the background --
@@ -433,7 +433,10 @@ class Checkpointer:
                 self._ranks.by_first(lambda: self._commit(save, [file for file, _ in outcomes]))
                 save.report.done = True
         except Exception as error:
-            save.failure = save.failure or error
+            # Rank 0 may have removed what was being written here, for the same reason.
+            if save.failure is not None:
+                error.__cause__ = save.failure
+            save.failure = error
         if self._ranks.rank:
             if save.path:
                 self._folder.leave(step)

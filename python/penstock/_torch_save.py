@@ -100,7 +100,7 @@ def collect(torch: Any, obj: Any, pickle_module: Any = pickle, pickle_protocol: 
 
 
 def start(torch: Any, path: str, content: bytes, placed: list[tuple[Any, str]], transfer: int,
-          memory_limit: int, gather: bool = False) -> tuple[_penstock.Saving, str]:
+          memory_limit: int | str, gather: bool = False) -> tuple[_penstock.Saving, str]:
     """Begin to write them, behind what is queued on the current streams; the save, and where the
     bytes come from. With `gather` the memory may change when wait_gathered() returns."""
     devices = {device for _, device in placed} or {"host"}
