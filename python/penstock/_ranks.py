@@ -47,8 +47,9 @@ class Ranks:
 
         self._dist = dist
         self._members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        # Of some ranks, only these are here to make it.
         self._group = dist.new_group(self._members, timedelta(seconds=timeout), "gloo",
-                                     use_local_synchronization=True)
+                                     use_local_synchronization=process_group is not None)
         self.rank, self.size = dist.get_rank(self._group), len(self._members)
         # Launchers say it. Without a word all of them may be here.
         self.on_this_host = min(int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or self.size, self.size)

@@ -228,6 +228,38 @@ def test_all_ranks_take_the_step_before_where_the_file_of_one_is_damaged(tmp_pat
         and said[2].startswith("cannot verify")
 
 
+def test_some_of_the_ranks_and_one_that_does_not_come_in_time(tmp_path):
+    said = in_ranks("""
+        def main(rank, ckpt):
+            some = dist.new_group([0, 2])
+            for turn in range(2 if rank != 1 else 0):
+                with Checkpointer(folder + ".some", process_group=some, timeout=60) as other:
+                    other.save(turn, state_of(rank, turn))
+                    other.wait()
+                    assert (other.restore()["t"] == 10 * turn + rank).all()
+                    print(other.show()["world_size"], end=" ")
+            dist.barrier()
+            with Checkpointer(folder + ".late", timeout=1) as late:
+                if rank < 2:
+                    try:
+                        late.save(1, {})
+                    except penstock.Error as error:
+                        print(str(error)[:70])
+                    try:
+                        late.save(2, {})
+                    except penstock.Error as error:
+                        print(str(error)[:70])
+                dist.barrier()
+
+        for lines in end(begin(main)):
+            print(lines)
+    """, tmp_path / "ckpt").splitlines()
+    lost = ["cannot agree with the other ranks: one of them has ended, or did not c",
+            "cannot agree with the other ranks: they were lost before: "]
+    assert said[0] == "2 2 " + lost[0] and said[2] == lost[0] and said[4] == "2 2"
+    assert said[1].startswith(lost[1]) and said[3].startswith(lost[1])
+
+
 @pytest.mark.slow
 def test_ranks_that_are_killed_one_by_one_leave_the_last_step_whole(tmp_path):
     """The others are told, and do not wait for ever; all of them go on from the same step."""

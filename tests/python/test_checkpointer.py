@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
@@ -19,7 +17,8 @@ import torch
 
 import penstock
 from penstock import Checkpointer, _checkpointer, _penstock, _torch_load
-from support import MIB, Talk, environment, python, same
+from penstock._state import Filling
+from support import MIB, Talk, python, same
 from torch_objects import alike
 
 
@@ -346,6 +345,15 @@ def test_tied_and_shared_tensors(ckpt):
     assert torch.equal(state["m"].a.weight, other.b.weight)
 
 
+def test_two_records_do_not_land_in_one_place():
+    """Both at once would leave a mixture of the two."""
+    saved = [torch.empty(4, device="meta"), torch.empty(4, device="meta")]
+    records = {tensor.untyped_storage()._cdata: (f"data/{i}", 1) for i, tensor in enumerate(saved)}
+    one = torch.zeros(4)
+    assert list(Filling(torch, [one, one], True).choose(saved, records)) == ["data/0"]
+    assert len(Filling(torch, [one, torch.zeros(4)], True).choose(saved, records)) == 2
+
+
 def test_other_dtypes_strides_and_views_are_copied_into(ckpt):
     numbers = torch.arange(24.0).view(4, 6)
     saved(ckpt, 1, {"half": numbers, "turned": numbers.clone(), "part": numbers.clone(),
@@ -421,12 +429,8 @@ def test_shapes_that_differ_are_refused_also_without_strict(ckpt):
 
 
 def test_hooks_that_rename_are_heeded(ckpt):
-    class Renamed(torch.nn.Linear):
-        def _load_from_state_dict(self, state, prefix, *rest):
-            super()._load_from_state_dict(state, prefix, *rest)
-
     saved(ckpt, 1, {"m": OrderedDict(old=torch.ones(2, 2))})
-    model = Renamed(2, 2, bias=False)
+    model = torch.nn.Linear(2, 2, bias=False)
 
     def rename(state, prefix, *_):
         state[prefix + "weight"] = state.pop(prefix + "old")
