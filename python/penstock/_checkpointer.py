@@ -21,6 +21,7 @@ import atexit
 import errno
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -39,7 +40,7 @@ from ._state import Filling, plain
 
 _SNAPSHOTS = ("host", "device")
 #: How the folder of a step is called, and what makes it one.
-_STEP, _MANIFEST = "step-", "manifest.json"
+_STEP, _MANIFEST = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})"), "manifest.json"
 #: Errors of files that are not what they were.
 _DAMAGE = (errno.EBADMSG, errno.EILSEQ, errno.EIO, errno.ENOENT, errno.ENODATA)
 
@@ -48,11 +49,11 @@ class CheckpointReport:
     """What save() or restore() did; ``print(report)`` is for people, ``as_dict()`` for programs.
 
     save() returns it when the state may change: ``stall_seconds`` is how long that took, of which
-    ``waited_seconds`` went by until the save before was done, and ``stall_reason`` says what it
-    depended on. The other fields come when the step is committed: ``done`` is True then,
-    ``durable_seconds`` and ``verified_seconds`` are counted from the call, ``removed`` are the
-    steps that ``keep`` has let go of. ``bytes`` are those of this rank's tensors, ``transfer`` is
-    the engine's Report. ``error`` has words if it failed.
+    ``waited_seconds`` went by until the save before was done; ``bytes`` are those of this rank's
+    tensors. The other fields come until the step is committed, when ``done`` is True:
+    ``stall_reason`` says what the stall depended on, ``durable_seconds`` and ``verified_seconds``
+    are counted from the call, ``removed`` are the steps that ``keep`` has let go of, ``transfer``
+    is the engine's Report. ``error`` has words if it failed.
 
     Of a restore ``step`` is the one that was taken, and ``skipped`` are newer ones that were
     damaged, each with the reason.
@@ -577,8 +578,8 @@ class Checkpointer:
         """The step that is wanted, and those that may stand in for it. One that has a manifest and
         is damaged is among them: who takes another shall be told."""
         root = os.path.dirname(self._folder.path(0))
-        there = sorted(int(name[len(_STEP):]) for name in os.listdir(root)
-                       if name.startswith(_STEP) and name[len(_STEP):].isdecimal()
+        there = sorted(int(found[1]) for name in os.listdir(root)
+                       if (found := _STEP.fullmatch(name))
                        and os.path.exists(os.path.join(root, name, _MANIFEST)))
         if step is None and not there:
             raise self._none()

@@ -9,7 +9,7 @@ afterwards, and says so.
 from __future__ import annotations
 
 import errno
-import os
+import platform
 import re
 import sys
 from collections.abc import Callable
@@ -22,6 +22,15 @@ from ._error import Error, refuse
 def words(error: BaseException) -> str:
     """What went wrong, in a line that travels."""
     return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
+def _machine() -> str:
+    """The same for all processes of a machine, also in containers."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return platform.node()
 
 
 class Alone:
@@ -51,9 +60,9 @@ class Ranks:
         self._group = dist.new_group(self._members, timedelta(seconds=timeout), "gloo",
                                      use_local_synchronization=process_group is not None)
         self.rank, self.size = dist.get_rank(self._group), len(self._members)
-        # Launchers say it. Without a word all of them may be here.
-        self.on_this_host = min(int(os.environ.get("LOCAL_WORLD_SIZE", 0)) or self.size, self.size)
         self._broken = ""
+        here = _machine()
+        self.on_this_host = self.gather(here).count(here)
 
     def _speak(self, call: Callable[[], None]) -> None:
         hint = "End the training and start it again; what latest() names is whole"

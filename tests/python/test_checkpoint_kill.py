@@ -142,6 +142,7 @@ def test_each_rank_has_its_file_and_all_hear_of_the_commit(tmp_path):
             state = state_of(rank, 0)
             ckpt.restore(into=state)
             assert (state["t"] == 30 + rank).all() and state["step"] == 3
+            assert ckpt._ranks.on_this_host == SIZE
             print(ckpt.steps(), report.done, ckpt.show()["user"])
 
         for line in end(begin(main)):

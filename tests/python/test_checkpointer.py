@@ -483,6 +483,9 @@ def test_a_file_that_was_cut_is_not_passed_over_in_silence(ckpt):
     saved(ckpt, 1, [1])
     saved(ckpt, 2, [2])
     os.truncate(file_of(ckpt, 2), 100)
+    for name in "step-9", "step-x", "step-00000099":
+        Path(ckpt.path(1)).with_name(name).mkdir()
+    Path(ckpt.path(1)).with_name("step-9").joinpath("manifest.json").touch()
     assert ckpt.steps() == [1]
     with pytest.raises(penstock.Error, match="step-00000002|step 2"):
         ckpt.restore()
