@@ -260,7 +260,7 @@ TEST(files_that_the_index_never_names_are_told)
 
 TEST(what_is_no_model_is_refused)
 {
-	refused("", -EINVAL, "\"\"", "empty", "");
+	refused("", -ENOENT, "\"\"", "empty", "");
 	refused(in_scratch("nowhere"), -ENOENT, "nowhere", "No such file", "Check the path");
 	refused(write_text("empty", ""), -EBADMSG, "empty", "0 bytes, too few", "cut short");
 	refused(write_text("short", "1234567"), -EBADMSG, "short", "7 bytes, too few", "cut short");
@@ -419,7 +419,7 @@ TEST(a_list_names_files_and_nothing_else)
 	CHECK(!chdir(folder()));
 	CHECK_EQ(open_list(0), -EINVAL);
 	CHECK(strstr(err.message, "no file is named"));
-	CHECK_EQ(open_list(2, "a.safetensors", ""), -EINVAL);
+	CHECK_EQ(open_list(2, "a.safetensors", ""), -ENOENT);
 	CHECK(strstr(err.message, "empty"));
 	CHECK_EQ(open_list(2, "a.safetensors", "nowhere"), -ENOENT);
 	CHECK(strstr(err.object, "nowhere"));
