@@ -1331,6 +1331,8 @@ static PyMethodDef functions[] = {
 	  "stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
+	{ "memory_available", available, METH_NOARGS,
+	  "Bytes that may still be taken, limits of control groups counted." },
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
 	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
 	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },

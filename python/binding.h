@@ -116,6 +116,8 @@ PyObject *cache_policy(PyObject *module, PyObject *word);
 PyObject *warming(PyObject *module, PyObject *unused);
 PyObject *warming_wait(PyObject *module, PyObject *argument);
 PyObject *warming_stop(PyObject *module, PyObject *unused);
+PyObject *available(PyObject *module, PyObject *unused);
+
 /*
  * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
  * forked child; only it and `wait_for` may take long, and both are called without the GIL.
