@@ -12,7 +12,8 @@ cannot: another framework, a device we do not know, a thing that is not the name
    original itself is rebound.
 3. unpatch() puts originals back wherever a stand-in is the value of a global, of whichever age.
    Who has kept a stand-in elsewhere has, from then on, the original with another face.
-4. patch() counts: the last unpatch() undoes. No lock is held while something is imported.
+4. patch() counts: the last unpatch() undoes. One that fails does not count, and leaves nothing
+   behind. No lock is held while something is imported.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
@@ -284,9 +286,10 @@ def _install(module: ModuleType) -> None:
             setattr(module, row.name, _made[key][1])
 
 
-def _imported() -> list[str]:
+def _imported() -> list[ModuleType]:
     """Modules of the table that are there, or are being imported."""
-    return [name for name in _MODULES if isinstance(sys.modules.get(name), ModuleType)]
+    found = (sys.modules.get(name) for name in _MODULES)
+    return [module for module in found if isinstance(module, ModuleType)]
 
 
 def _stand_ins() -> dict[int, Any]:
@@ -400,13 +403,20 @@ def patch() -> Patch:
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         made = Patch()
-    for name in _imported():
-        import_module(name)     # another thread may be in the middle of it
-    with _lock:
-        if _count:
-            for name in _imported():
-                _install(sys.modules[name])
-            _rebind(_stand_ins())
+    try:
+        for module in _imported():
+            # Another thread may be in the middle of it. If it fails, that thread is told, and
+            # there is nothing to change.
+            with suppress(Exception):
+                import_module(module.__name__)
+        with _lock:
+            if _count:
+                for module in _imported():
+                    _install(module)
+                _rebind(_stand_ins())
+    except BaseException:
+        unpatch()
+        raise
     return made
 
 
