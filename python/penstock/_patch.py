@@ -391,8 +391,8 @@ def patch() -> Patch:
     """From now on, whoever calls safetensors, torch.load or torch.save loads and saves with
     Penstock.
 
-    transformers, diffusers, accelerate, peft, Lightning and others do; they may have been imported
-    before, or come later. What Penstock does not know (a framework, a device, a file object) goes
+    transformers, diffusers, accelerate, peft and others do; they may have been imported before, or
+    come later. What Penstock does not know (a framework, a device, a file object) goes
     to safetensors or torch as before. A torch file that Penstock saves is always whole under its
     name, and durable when torch.save returns; files of torch's are verified as they are loaded.
     Either ``unpatch()`` ends it, or the end of a ``with penstock.patch():`` block.
