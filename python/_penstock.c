@@ -1327,8 +1327,8 @@ static PyMethodDef functions[] = {
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
 	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
 	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
-	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
-	  "stream (device, handle)." },
+	  "streams=[], inject=None) -> Saving; a part is (name, bytes), a storage (address, "
+	  "length, device), a stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
 	{ "memory_available", available, METH_NOARGS,

@@ -271,7 +271,7 @@ static struct pen_torch_storage *read_storages(PyObject *list, size_t *count)
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "device", "parts", "storages", "keeps", "transfer",
-				 "memory_limit", "streams", NULL };
+				 "memory_limit", "streams", "inject", NULL };
 	PyObject *path, *parts, *storages, *keeps, *memory_limit = NULL, *streams = NULL;
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_options options = PEN_OPTIONS_INIT;
@@ -285,10 +285,11 @@ PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct pen_error err;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!z", names,
 					 PyUnicode_FSConverter, &path, device_type, &device,
 					 &PyList_Type, &parts, &PyList_Type, &storages, &keeps,
-					 &transfer, &memory_limit, &PyList_Type, &streams))
+					 &transfer, &memory_limit, &PyList_Type, &streams,
+					 &options.inject))
 		return NULL;
 	if (read_options(&options, transfer, memory_limit, NULL, PEN_CACHE_AUTO))
 		records = read_parts(parts, &content.part_count);
