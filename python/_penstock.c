@@ -497,6 +497,35 @@ bool read_options(struct pen_options *options, int transfer, PyObject *memory_li
 	return !PyErr_Occurred();
 }
 
+void *new_table(Py_ssize_t count, size_t size)
+{
+	void *table = PyMem_Calloc((size_t)(count ? count : 1), size);
+
+	return table ? table : PyErr_NoMemory();
+}
+
+struct pen_stream *read_streams(PyObject *list, struct pen_options *options)
+{
+	Py_ssize_t count = list ? PyList_Size(list) : 0;
+	struct pen_stream *streams = count < 0 ? NULL : new_table(count, sizeof(*streams));
+
+	for (Py_ssize_t i = 0; streams && i < count; i++) {
+		unsigned long long stream;
+		struct device *device;
+
+		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!K", device_type, &device,
+				      &stream)) {
+			PyMem_Free(streams);
+			return NULL;
+		}
+		streams[i] = (struct pen_stream){ .device = device->handle,
+						  .stream = (void *)(uintptr_t)stream };
+	}
+	options->streams = streams;
+	options->stream_count = (size_t)count;
+	return streams;
+}
+
 struct job *job_new(struct device *device, PyObject *keeps)
 {
 	struct job *job = new_object(job_type, sizeof(*job));
@@ -1144,26 +1173,40 @@ static PyObject *selection_total(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLongLong(((struct selection *)self)->total);
 }
 
+/* One place: an address in the memory of the load's device, or (address, device). */
+static void place_at(struct pen_placement *placement, PyObject *where)
+{
+	struct device *device;
+	PyObject *address = where;
+
+	if (PyTuple_Check(where)) {
+		if (!PyArg_ParseTuple(where, "OO!", &address, device_type, &device))
+			return;
+		placement->device = device->handle;
+	}
+	placement->memory = PyLong_AsVoidPtr(address);
+}
+
 /* Where each placement goes: `where` is None (the job allocates), one address (all are laid out
- * from there) or a list of addresses. NULL with an exception. */
+ * from there) or a list with a place for each. NULL with an exception. */
 static struct pen_placement *place(struct selection *selection, PyObject *where)
 {
-	struct pen_placement *placed = PyMem_Calloc(selection->count + 1, sizeof(placed[0]));
+	struct pen_placement *placed = new_table((Py_ssize_t)selection->count, sizeof(placed[0]));
 	bool each = where != Py_None && PyList_Check(where);
 	uintptr_t base = 0;
 
-	if (!placed) {
-		PyErr_NoMemory();
+	if (!placed)
 		return NULL;
-	}
 	if (each && PyList_Size(where) != (Py_ssize_t)selection->count)
 		PyErr_SetString(PyExc_ValueError, "there must be one address for each tensor");
 	else if (where != Py_None && !each)
 		base = (uintptr_t)PyLong_AsVoidPtr(where);
 	for (size_t i = 0; i < selection->count && !PyErr_Occurred(); i++) {
 		placed[i] = selection->placements[i];
-		placed[i].memory = each ? PyLong_AsVoidPtr(PyList_GetItem(where, (Py_ssize_t)i))
-					: (void *)(base + (uintptr_t)placed[i].memory);
+		if (each)
+			place_at(&placed[i], PyList_GetItem(where, (Py_ssize_t)i));
+		else
+			placed[i].memory = (void *)(base + (uintptr_t)placed[i].memory);
 	}
 	if (!PyErr_Occurred())
 		return placed;
@@ -1174,29 +1217,30 @@ static struct pen_placement *place(struct selection *selection, PyObject *where)
 static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "device", "where", "keeps", "groups", "transfer", "memory_limit",
-				 "stream", "cache", NULL };
+				 "streams", "cache", NULL };
 	struct selection *selection = (struct selection *)self;
-	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *stream = NULL, *all;
+	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *streams = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
 	int groups = 0, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_placement *placed;
 	struct pen_job *handle = NULL;
+	struct pen_stream *after;
 	struct device *device;
 	struct pen_error err;
 	struct job *job;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOOi", names, device_type, &device,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOO!i", names, device_type, &device,
 					 &where, &keeps, &groups, &transfer, &memory_limit,
-					 &stream, &cache) ||
-	    !read_options(&options, transfer, memory_limit, stream, cache))
+					 &PyList_Type, &streams, &cache) ||
+	    !read_options(&options, transfer, memory_limit, NULL, cache))
 		return NULL;
 	placed = place(selection, where);
-	if (!placed)
-		return NULL;
-	all = PyTuple_Pack(2, self, keeps);
+	after = placed ? read_streams(streams, &options) : NULL;
+	all = after ? PyTuple_Pack(3, self, keeps, where) : NULL;
 	job = all ? job_new(device, all) : NULL;
 	Py_XDECREF(all);
 	if (!job) {
+		PyMem_Free(after);
 		PyMem_Free(placed);
 		return NULL;
 	}
@@ -1211,6 +1255,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 			    &options, &handle, &err);
 	Py_END_ALLOW_THREADS
 	job->handle = handle;
+	PyMem_Free(after);
 	PyMem_Free(placed);
 	if (rc) {
 		Py_DECREF((PyObject *)job);
@@ -1223,7 +1268,8 @@ static PyMethodDef selection_methods[] = {
 	{ "offsets", selection_offsets, METH_NOARGS, "[(offset, nbytes)] of the common layout." },
 	{ "load", (PyCFunction)(void (*)(void))selection_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, where=None, keeps=None, groups=False, transfer=0, memory_limit=None, "
-	  "stream=None, cache=0) -> Job; where: None, an address or a list of addresses." },
+	  "streams=[], cache=0) -> Job; where: None, an address, or a list of addresses and "
+	  "(address, device); a stream is (device, handle)." },
 	{ NULL },
 };
 

@@ -80,6 +80,14 @@ PyObject *report_dict(const struct pen_report *report);
 bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
 		  PyObject *stream, int cache);
 
+/* A table of `count` structs of `size` bytes, at least one, for PyMem_Free(); NULL with an
+ * exception. */
+void *new_table(Py_ssize_t count, size_t size);
+
+/* The streams that a job starts after, from [(device, handle)] or NULL for none, into the options;
+ * for PyMem_Free() when the job has started. NULL with an exception. */
+struct pen_stream *read_streams(PyObject *list, struct pen_options *options);
+
 /* A job that is about to start, and keeps what must live until its end: set `handle` then, or let
  * go of it. */
 struct job *job_new(struct device *device, PyObject *keeps);

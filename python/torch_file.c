@@ -16,39 +16,6 @@ struct torch_file {
 
 static PyTypeObject *torch_file_type;
 
-/* ---------------------------------------------------------------------------------- shared -- */
-
-/* A table of `count` structs of `size` bytes, at least one; NULL with an exception. */
-static void *new_table(Py_ssize_t count, size_t size)
-{
-	void *table = PyMem_Calloc((size_t)(count ? count : 1), size);
-
-	return table ? table : PyErr_NoMemory();
-}
-
-/* The streams that a job starts after, from [(device, handle)]; NULL with an exception. */
-static struct pen_stream *read_streams(PyObject *list, struct pen_options *options)
-{
-	Py_ssize_t count = list ? PyList_Size(list) : 0;
-	struct pen_stream *streams = count < 0 ? NULL : new_table(count, sizeof(*streams));
-
-	for (Py_ssize_t i = 0; streams && i < count; i++) {
-		unsigned long long stream;
-		struct device *device;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!K", device_type, &device,
-				      &stream)) {
-			PyMem_Free(streams);
-			return NULL;
-		}
-		streams[i] = (struct pen_stream){ .device = device->handle,
-						  .stream = (void *)(uintptr_t)stream };
-	}
-	options->streams = streams;
-	options->stream_count = (size_t)count;
-	return streams;
-}
-
 /* ----------------------------------------------------------------------------------- loads -- */
 
 struct load_ending {

@@ -933,21 +933,26 @@ TEST(boxes_become_few_extents)
 			 SET(0, UINT64_MAX, UINT64_MAX), &e), 0);
 }
 
-TEST(extents_carry_the_number_of_their_placement)
+TEST(extents_carry_the_number_and_the_device_of_their_placement)
 {
 	struct pen_placement places[3] = { 0 };
 	struct pen_extent *extents;
+	struct pen_device *host;
 	size_t count;
 
 	open_model(write_tensors("x.safetensors", "a", 10, "b", 0, "c", 20, NULL));
 	for (int i = 0; i < 3; i++)
 		places[i].tensor = &model->tensors[i];
+	CHECK_EQ(pen_device_open("host", &host, &err), 0);
+	places[2].device = host;
 	CHECK_EQ(load_extents(model, places, 3, &extents, &count, &err), 0);
 	CHECK_EQ(count, 2);
+	CHECK(!extents[0].device && extents[1].device == host);
 	CHECK(extents[0].group == 0 && extents[0].length == 10);
 	CHECK(extents[1].group == 2 && extents[1].length == 20);
 	CHECK(extents[0].object == model->files[0].object);
 	free(extents);
+	pen_device_close(host);
 	pen_model_close(model);
 }
 
