@@ -72,13 +72,18 @@ PyObject *raise_error(const struct pen_error *err)
 	return NULL;
 }
 
-PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec)
+bool type_add(PyObject *module, PyTypeObject **type, const char *name, size_t size,
+	      PyType_Slot *slots, unsigned int flags)
 {
-	PyObject *type = PyType_FromSpec(spec);
+	PyType_Spec spec = {
+		.name = name,
+		.basicsize = (int)size,
+		.flags = Py_TPFLAGS_DEFAULT | flags,
+		.slots = slots,
+	};
 
-	if (type && PyModule_AddObjectRef(module, name, type))
-		Py_CLEAR(type);
-	return (PyTypeObject *)type;
+	*type = (PyTypeObject *)PyType_FromSpec(&spec);
+	return *type && !PyModule_AddObjectRef(module, strrchr(name, '.') + 1, (PyObject *)*type);
 }
 
 void free_object(PyObject *self)
@@ -1412,43 +1417,20 @@ static int add_dtypes(PyObject *module)
 	return rc;
 }
 
-static int add_types(PyObject *module)
+static bool add_types(PyObject *module)
 {
-	static const struct {
-		PyTypeObject **type;
-		const char *name, *full_name;
-		size_t size;
-		PyType_Slot *slots;
-		bool made_by_users;
-	} types[] = {
-		{ &device_type, "Device", "penstock._penstock.Device", sizeof(struct device),
-		  device_slots, true },
-		{ &memory_type, "Memory", "penstock._penstock.Memory", sizeof(struct memory),
-		  memory_slots, true },
-		{ &object_type, "Object", "penstock._penstock.Object", sizeof(struct object),
-		  object_slots, true },
-		{ &model_type, "Model", "penstock._penstock.Model", sizeof(struct model),
-		  model_slots, true },
-		{ &selection_type, "Selection", "penstock._penstock.Selection",
-		  sizeof(struct selection), selection_slots, false },
-		{ &job_type, "Job", "penstock._penstock.Job", sizeof(struct job), job_slots,
-		  false },
-	};
-
-	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-		PyType_Spec spec = {
-			.name = types[i].full_name,
-			.basicsize = (int)types[i].size,
-			.flags = Py_TPFLAGS_DEFAULT |
-				 (types[i].made_by_users ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION),
-			.slots = types[i].slots,
-		};
-
-		*types[i].type = type_add(module, types[i].name, &spec);
-		if (!*types[i].type)
-			return -1;
-	}
-	return 0;
+	return type_add(module, &device_type, MODULE "Device", sizeof(struct device),
+			device_slots, 0) &&
+	       type_add(module, &memory_type, MODULE "Memory", sizeof(struct memory),
+			memory_slots, 0) &&
+	       type_add(module, &object_type, MODULE "Object", sizeof(struct object),
+			object_slots, 0) &&
+	       type_add(module, &model_type, MODULE "Model", sizeof(struct model), model_slots,
+			0) &&
+	       type_add(module, &selection_type, MODULE "Selection", sizeof(struct selection),
+			selection_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION) &&
+	       type_add(module, &job_type, MODULE "Job", sizeof(struct job), job_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 PyMODINIT_FUNC PyInit__penstock(void);
@@ -1457,8 +1439,8 @@ PyMODINIT_FUNC PyInit__penstock(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
-		       torch_file_init(module) || add_dtypes(module) ||
+	if (module && (!add_types(module) || !arrays_init(module) || !saving_init(module) ||
+		       !torch_file_init(module) || add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;

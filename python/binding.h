@@ -95,8 +95,11 @@ struct job *job_new(struct device *device, PyObject *keeps);
 /* A new array: `shape` numbers of kind `dtype` from `offset` on. Checks that they fit. */
 PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject *shape);
 
-/* A type from its spec, kept for good; NULL with an exception. */
-PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec);
+/* A type of the module, kept for good; false with an exception. `name` has the module before it,
+ * MODULE where users do not see it. */
+#define MODULE "penstock._penstock."
+bool type_add(PyObject *module, PyTypeObject **type, const char *name, size_t size,
+	      PyType_Slot *slots, unsigned int flags);
 
 /* One more holder of a block, and one less: neither needs the GIL. The last may have to wait for
  * a GPU. */
@@ -142,16 +145,16 @@ PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *kee
 void saving_stop_all(void);
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *layout_safetensors(PyObject *module, PyObject *args);
-int saving_init(PyObject *module);
+bool saving_init(PyObject *module);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);
 
 /* torch_file.c: adds TorchFile to the module, and a function of it. */
-int torch_file_init(PyObject *module);
+bool torch_file_init(PyObject *module);
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Adds Array, View and the functions of arrays.c to the module. */
-int arrays_init(PyObject *module);
+bool arrays_init(PyObject *module);
 
 #endif

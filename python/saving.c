@@ -186,17 +186,10 @@ static PyType_Slot saving_slots[] = {
 	{ 0, NULL },
 };
 
-int saving_init(PyObject *module)
+bool saving_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.Saving",
-		.basicsize = sizeof(struct saving),
-		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-		.slots = saving_slots,
-	};
-
-	saving_type = type_add(module, "Saving", &spec);
-	return saving_type ? 0 : -1;
+	return type_add(module, &saving_type, MODULE "Saving", sizeof(struct saving), saving_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 void saving_stop_all(void)

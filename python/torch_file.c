@@ -419,15 +419,8 @@ static PyType_Slot torch_file_slots[] = {
 	{ 0, NULL },
 };
 
-int torch_file_init(PyObject *module)
+bool torch_file_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.TorchFile",
-		.basicsize = sizeof(struct torch_file),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = torch_file_slots,
-	};
-
-	torch_file_type = type_add(module, "TorchFile", &spec);
-	return torch_file_type ? 0 : -1;
+	return type_add(module, &torch_file_type, MODULE "TorchFile", sizeof(struct torch_file),
+			torch_file_slots, 0);
 }
