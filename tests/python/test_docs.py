@@ -120,9 +120,8 @@ def written_signatures(text):
     `read` and `write` take `(buffer, size=None)`."""
     for name, parameters in re.findall(r"`(\w+)(\([^`()]*,[^`()]*\))`", text):
         yield getattr(penstock, name), parameters
-    for first, second, parameters in re.findall(r"`(\w+)` and `(\w+)` take\s+`(\([^`()]*\))`", text):
-        yield getattr(penstock.File, first), parameters
-        yield getattr(penstock.File, second), parameters
+    for *names, parameters in re.findall(r"`(\w+)` and `(\w+)` take\s+`(\([^`()]*\))`", text):
+        yield from ((getattr(penstock.File, name), parameters) for name in names)
 
 
 def test_signatures_in_the_guide_are_the_real_ones():

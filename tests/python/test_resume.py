@@ -24,7 +24,8 @@ def nothing_is_left():
 
 def network():
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1))
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5),
+                               torch.nn.Linear(16, 1))
 
 
 def numbers(of=64):
