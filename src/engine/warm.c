@@ -440,7 +440,7 @@ static int start_locked(struct warm *warm)
 
 	if (warm->running || !warm->first)
 		return 0;
-	rc = os_thread_start(&thread, warm_run, warm);
+	rc = os_thread_start_aside(&thread, warm_run, warm);
 	if (!rc) {
 		warm->running = true;
 		pthread_detach(thread);

@@ -3,6 +3,8 @@
  * Warming, with a machine that is made up as far as its disk's statistics and its memory go: the
  * file is a real one, in the real page cache.
  */
+#include <dirent.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/sysmacros.h>
 #include "engine/warm.h"
@@ -242,6 +244,37 @@ TEST(it_ends_when_memory_gets_short)
 	end();
 }
 
+/* A second file, behind the first at a disk that never rests. */
+static struct pen_object *behind;
+
+static void begin_with_two(void)
+{
+	struct pen_options given = PEN_OPTIONS_INIT, options;
+	struct pen_extent extent = { .length = SIZE };
+	struct schedule *other;
+
+	begin();
+	CHECK_EQ(pen_object_open(make_file("behind", SIZE), PEN_READ, 0, &behind, &err), 0);
+	CHECK_EQ(os_uncache(behind->fd), 0);
+	extent.object = behind;
+	extent.memory = memory;
+	CHECK_EQ(schedule_options(&given, &options, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	warm_begin(&warm, other, true, &bytes, reason);
+	CHECK_EQ(warm.left, 2 * SIZE);
+	schedule_free(other);
+}
+
+static void end_with_two(void)
+{
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	pen_object_close(behind);
+	end();
+}
+
 /* Begun while the disk is busy; by the time that it rests, something has happened to the file. */
 static void check_let_go(void (*change)(const char *path))
 {
@@ -334,37 +367,6 @@ TEST(the_same_bytes_are_not_waited_for_twice)
 	end();
 }
 
-/* A second file, behind the first at a disk that never rests. */
-static struct pen_object *behind;
-
-static void begin_with_two(void)
-{
-	struct pen_options given = PEN_OPTIONS_INIT, options;
-	struct pen_extent extent = { .length = SIZE };
-	struct schedule *other;
-
-	begin();
-	CHECK_EQ(pen_object_open(make_file("behind", SIZE), PEN_READ, 0, &behind, &err), 0);
-	CHECK_EQ(os_uncache(behind->fd), 0);
-	extent.object = behind;
-	extent.memory = memory;
-	CHECK_EQ(schedule_options(&given, &options, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
-	disk_has(100, 1000, 1);
-	warm_begin(&warm, schedule, true, &bytes, reason);
-	warm_begin(&warm, other, true, &bytes, reason);
-	CHECK_EQ(warm.left, 2 * SIZE);
-	schedule_free(other);
-}
-
-static void end_with_two(void)
-{
-	warm_stop(&warm);
-	CHECK_EQ(warm_wait(&warm, LONG), 0);
-	pen_object_close(behind);
-	end();
-}
-
 TEST(dropping_a_file_does_not_wait_for_those_before_it)
 {
 	begin_with_two();
@@ -391,6 +393,100 @@ TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, 2 * SIZE);
 	end_with_two();
+}
+
+/* ------------------------------------------------------------- beside a program at its end -- */
+
+static int waited = -1;
+
+/* What is flushed holds the lock that every fopen() and fclose() of the process wants. */
+static ssize_t wait_while_flushed(void *cookie, const char *text, size_t length)
+{
+	(void)cookie;
+	(void)text;
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	waited = warm_wait(&warm, LONG);
+	return (ssize_t)length;
+}
+
+TEST(it_needs_no_lock_that_exit_holds)
+{
+	cookie_io_functions_t functions = { .write = wait_while_flushed };
+	FILE *stream;
+
+	begin();
+	stream = fopencookie(NULL, "w", functions);
+	CHECK(stream != NULL && fputc('x', stream) == 'x');
+	CHECK(!fflush(NULL));
+	CHECK_EQ(waited, 0);
+	CHECK_EQ(resident(), SIZE);
+	CHECK(!fclose(stream));
+	end();
+}
+
+/* Signals that the thread with this number blocks, as a mask. */
+static unsigned long long blocked_by(const char *thread)
+{
+	char path[300], line[200];
+	unsigned long long mask = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%s/status", thread);
+	file = fopen(path, "r");
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file))
+		sscanf(line, "SigBlk: %llx", &mask);
+	CHECK(!fclose(file));
+	return mask;
+}
+
+TEST(no_signal_of_the_program_is_for_it)
+{
+	char own[20], other[20] = "";
+	struct dirent *entry;
+	DIR *threads;
+
+	begin();
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	snprintf(own, sizeof(own), "%d", (int)getpid());
+	threads = opendir("/proc/self/task");
+	CHECK(threads != NULL);
+	while ((entry = readdir(threads)))
+		if (entry->d_name[0] != '.' && strcmp(entry->d_name, own))
+			snprintf(other, sizeof(other), "%.19s", entry->d_name);
+	closedir(threads);
+	CHECK(blocked_by(other) & 1ull << (SIGINT - 1));
+	CHECK(blocked_by(other) & 1ull << (SIGTERM - 1));
+	CHECK_EQ(blocked_by(own), 0);
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	end();
+}
+
+/* ------------------------------------------------------------------------------ what fails -- */
+
+static atomic_uint asked;
+
+static int old_kernel(const char *name)
+{
+	asked += !strcmp(name, "fadvise");
+	return !strcmp(name, "populate") ? EINVAL : 0;
+}
+
+/* There the kernel reads ahead as it is told, which it does only so far at a time. */
+TEST(an_old_kernel_is_asked_in_small_steps)
+{
+	begin();
+	sys_fault_hook = old_kernel;
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	sys_fault_hook = NULL;
+	CHECK_EQ(asked, SIZE / (128 << 10));
+	for (int i = 0; i < 600 && resident() < SIZE; i++)
+		os_sleep(100000000);
+	CHECK_EQ(resident(), SIZE);
+	end();
 }
 
 static int fail_fetch(const char *name)
