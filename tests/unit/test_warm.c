@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/sysmacros.h>
 #include "engine/warm.h"
 #include "io/object.h"
@@ -275,6 +276,19 @@ static void end_with_two(void)
 	end();
 }
 
+/* Not that what waits should then be found to fit. */
+TEST(when_memory_gets_short_the_files_that_wait_are_given_up_too)
+{
+	begin_with_two();
+	memory_has(100);
+	disk_has(100, 1000, 0);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK_EQ(warm.given_up, 2 * SIZE);
+	CHECK_EQ(warm.brought, 0);
+	CHECK(strstr(warm.reason, "memory got short: 100 MiB"));
+	end_with_two();
+}
+
 /* Begun while the disk is busy; by the time that it rests, something has happened to the file. */
 static void check_let_go(void (*change)(const char *path))
 {
@@ -393,6 +407,69 @@ TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, 2 * SIZE);
 	end_with_two();
+}
+
+/* ------------------------------------------------------------------------- many files -- */
+
+#define FILES 20
+
+static unsigned int duplicated;
+
+static int count_duplicates(const char *name)
+{
+	duplicated += !strcmp(name, "fcntl");
+	return 0;
+}
+
+TEST(no_more_descriptors_are_taken_than_a_part_of_the_processs)
+{
+	struct pen_options given = PEN_OPTIONS_INIT, options;
+	struct pen_extent extents[FILES];
+	struct schedule *many;
+	struct rlimit limit, few;
+	char name[20];
+
+	begin();
+	disk_has(100, 1000, 1);
+	for (unsigned int i = 0; i < FILES; i++) {
+		snprintf(name, sizeof(name), "many-%u", i);
+		extents[i] = (struct pen_extent){ .memory = memory, .length = 65536 };
+		CHECK_EQ(pen_object_open(make_file(name, 65536), PEN_READ, 0, &extents[i].object,
+					 &err), 0);
+		CHECK_EQ(os_uncache(extents[i].object->fd), 0);
+	}
+	CHECK_EQ(schedule_options(&given, &options, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, extents, FILES, &options, &many, &err), 0);
+	CHECK_EQ(many->work[AROUND].bytes, FILES * 65536);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	few = limit;
+	few.rlim_cur = 4 * (FILES - 1);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	sys_fault_hook = count_duplicates;
+	warm_begin(&warm, many, true, &bytes, reason);
+	CHECK_EQ(bytes, 0);
+	CHECK(strstr(reason, "more files would wait"));
+	CHECK_EQ(duplicated, 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	/* The second time they are the same files, and it is as if they had been asked for once. */
+	for (int i = 0; i < 2; i++) {
+		warm_begin(&warm, many, true, &bytes, reason);
+		CHECK_EQ(bytes, FILES * 65536);
+		CHECK_EQ(warm.left, FILES * 65536);
+	}
+	/* One more has no place. */
+	few.rlim_cur = 4 * FILES;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	CHECK_EQ(bytes, 0);
+	sys_fault_hook = NULL;
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	schedule_free(many);
+	for (unsigned int i = 0; i < FILES; i++)
+		pen_object_close(extents[i].object);
+	end();
 }
 
 /* ------------------------------------------------------------- beside a program at its end -- */
