@@ -616,9 +616,8 @@ class Checkpointer:
                          f"ranks, and there are {ranks.size}", "Each rank has a file of its own; "
                          "states that are cut anew go through torch.distributed.checkpoint")
         path = os.path.join(self._folder.path(step), manifest["files"][ranks.rank]["name"])
-        loaded, fields = load_into(path, filling and filling.choose, map_location, weights_only,
-                                   self._transfer_given, None)
-        _report.keep(fields)
+        loaded = load_into(path, filling and filling.choose, map_location, weights_only,
+                           self._transfer_given)
         report.transfer = _report.last_report()
         report.bytes = report.transfer.bytes
         return loaded

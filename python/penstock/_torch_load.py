@@ -22,7 +22,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, from_engine, refuse
+from ._error import Error, from_engine, raising, refuse
 from ._names import file_name
 from ._options import options
 from ._progress import wait
@@ -37,8 +37,9 @@ _LARGE, _ROUND = 1 << 20, 512
 Fill = Callable[[Any, dict[int, tuple[str, int]]], dict[str, Any]]
 
 
-def _damaged(path: Any, message: str, hint: str = "") -> Error:
-    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint)
+def _damaged(path: Any, message: str, hint: str = "", also: tuple[type, ...] = ()) -> Error:
+    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint,
+                       also)
 
 
 # ------------------------------------------------------------------------------- where it goes --
@@ -320,13 +321,14 @@ def why_torch_loads(f: Any, map_location: Any = None, pickle_module: Any = None,
 
 def _why_torch_reads(torch: Any, path: Any) -> tuple[str, Any]:
     """Why what lies in the file is torch's to read, or the open file."""
-    with suppress(OSError), open(path, "rb") as file:
-        head = file.read(len(_ZIP))
-        if not head:
-            raise EOFError(f"cannot load {os.fspath(path)}: the file is empty. Was the program "
-                           "that wrote it stopped? penstock.save leaves no such files")
-        if head != _ZIP:
-            return "it is in the format before zip", None
+    head = _ZIP
+    with suppress(OSError), open(path, "rb") as plain:      # the engine says what is wrong
+        head = plain.read(len(_ZIP))
+    if not head:
+        raise _damaged(path, "the file is empty", "Was the program that wrote it stopped? "
+                       "penstock.save leaves no such files", also=(EOFError,))
+    if head != _ZIP:
+        return "it is in the format before zip", None
     file = _penstock.TorchFile(file_name(path))
     records = file.records()
     if "constants.pkl" in records:
@@ -352,6 +354,61 @@ def _locations(file: Any, content: bytes, map_location: Any) -> dict[int, str]:
     with suppress(Error):
         return file.locations()
     return {}
+
+
+def _read(torch: Any, f: Any, file: Any, map_location: Any, module: Any,
+          arguments: dict[str, Any], how: tuple, progress: bool, fill: Fill | None = None) -> Any:
+    """What is in the file, unpickled by the Unpickler of `module`; see load_into() for `fill`."""
+    restricted = module is torch._weights_only_unpickler
+    arguments.setdefault("encoding", "utf-8")
+    records = file.records()
+    content = file.read(records["data.pkl"][0])
+    arrivals = None
+    try:
+        result, filled = None, {}
+        if fill:
+            outline = _Outline(torch, f, records)
+            result = outline.load(content, module, **arguments)
+            filled = fill(result, outline.names())
+            torch._utils._sparse_tensors_to_validate.clear()
+        places = _places(torch, records, _locations(file, content, map_location), map_location,
+                         filled)
+        arrivals = _Arrivals(torch, file, list(places.values()), *how)
+        try:
+            # Where all tensors exist, what has them on meta is as good as another.
+            if not fill or len(filled) < len(places):
+                unpickling = _Unpickling(torch, f, places, arrivals, map_location)
+                result = unpickling.load(content, module, **arguments)
+                unpickling.check_sizes(records)
+        except Exception:
+            # Bytes that are not what was saved explain more than what they led to.
+            arrivals.finish("", False)
+            raise
+        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
+        torch._utils._validate_loaded_sparse_tensors()
+    except pickle.UnpicklingError as error:
+        raise (_refused(error) if restricted else error) from None
+    finally:
+        if arrivals:
+            arrivals.stop()
+        torch._utils._sparse_tensors_to_validate.clear()
+    _report.keep(report)
+    return result
+
+
+def load_into(f: str | os.PathLike, fill: Fill | None, map_location: Any, weights_only: bool,
+              transfer: str | int) -> Any:
+    """What a file of save() holds, into tensors that exist: `fill` is told what that is, with the
+    tensors on meta, and of the records behind them, and says which records go into which tensors.
+    In what is returned tensors of these records may be on meta."""
+    import torch
+
+    reason, file = _why_torch_reads(torch, f)
+    if reason:
+        raise _damaged(f, reason, "Was it written by penstock.save?")
+    return _read(torch, f, file, map_location,
+                 torch._weights_only_unpickler if weights_only else pickle, {},
+                 (True, *options(transfer, None)), False, fill)
 
 
 def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = None, *,
@@ -384,7 +441,8 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     file = None
     reason = why_torch_loads(f, map_location, pickle_module, mmap=mmap)
     if not reason:
-        reason, file = _why_torch_reads(torch, f)
+        with raising(RuntimeError, damaged=True):
+            reason, file = _why_torch_reads(torch, f)
     if reason:
         return by_torch(lambda: torch.load(f, map_location, pickle_module,
                                            weights_only=weights_only, mmap=mmap,
@@ -392,61 +450,6 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     if pickle_load_args and restricted:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
     module = torch._weights_only_unpickler if restricted else pickle_module or pickle
-    result, report = _read(torch, f, file, module, map_location, None,
-                           (verify, kind, limit, policy), progress,
-                           {"encoding": "utf-8", **pickle_load_args})
-    _report.keep(report)
-    return result
-
-
-def load_into(f: str | os.PathLike, fill: Fill | None, map_location: Any, weights_only: bool,
-              transfer: str | int, memory_limit: int | None) -> tuple[Any, dict]:
-    """The same into tensors that exist: `fill` is told what the file holds, with the tensors on
-    meta, and of the records behind them, and says which records go into which tensors. In what
-    is returned, beside the report, tensors of these records are on meta."""
-    import torch
-
-    reason, file = _why_torch_reads(torch, f)
-    if reason:
-        raise _damaged(f, reason, "Was it written by penstock.save?")
-    return _read(torch, f, file, torch._weights_only_unpickler if weights_only else pickle,
-                 map_location, fill, (True, *options(transfer, memory_limit)), False,
-                 {"encoding": "utf-8"})
-
-
-def _read(torch: Any, f: Any, file: Any, module: Any, map_location: Any, fill: Fill | None,
-          moves: tuple, progress: bool, arguments: dict) -> tuple[Any, dict]:
-    """What lies in a zip file, and the report."""
-    restricted = module is torch._weights_only_unpickler
-    records = file.records()
-    content = file.read(records["data.pkl"][0])
-    arrivals = None
-    try:
-        result, filled = None, {}
-        if fill:
-            outline = _Outline(torch, f, records)
-            result = outline.load(content, module, **arguments)
-            filled = fill(result, outline.names())
-            torch._utils._sparse_tensors_to_validate.clear()
-        places = _places(torch, records, _locations(file, content, map_location), map_location,
-                         filled)
-        arrivals = _Arrivals(torch, file, list(places.values()), *moves)
-        try:
-            # Where all tensors exist, the one that is on meta is as good as another.
-            if not fill or len(filled) < len(places):
-                unpickling = _Unpickling(torch, f, places, arrivals, map_location)
-                result = unpickling.load(content, module, **arguments)
-                unpickling.check_sizes(records)
-        except Exception:
-            # Bytes that are not what was saved explain more than what they led to.
-            arrivals.finish("", False)
-            raise
-        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
-        torch._utils._validate_loaded_sparse_tensors()
-    except pickle.UnpicklingError as error:
-        raise (_refused(error) if restricted else error) from None
-    finally:
-        if arrivals:
-            arrivals.stop()
-        torch._utils._sparse_tensors_to_validate.clear()
-    return result, report
+    with raising(RuntimeError, damaged=True):
+        return _read(torch, f, file, map_location, module, pickle_load_args,
+                     (verify, kind, limit, policy), progress)
