@@ -793,11 +793,12 @@ struct pen_torch_content {
 struct pen_torch_save;
 
 /*
- * Start to write a file that torch.load opens, storages at multiples of 4096, with true CRC32s and
- * a table of digests, made of the bytes as they pass. It is written as any object with PEN_WRITE:
- * the target changes at pen_torch_save_wait(), all at once, or not at all. The contents but for the
- * storages' memory may go after this call; memory and devices must live until the end, or until a
- * group is told as gathered. options.digests must be empty; options.allocate is for reads.
+ * Start to write a file that torch.load opens, storages at multiples of 4096 but for small ones,
+ * which are packed, with true CRC32s and a table of digests, made of the bytes as they pass. It is
+ * written as any object with PEN_WRITE: the target changes at pen_torch_save_wait(), all at once,
+ * or not at all. The contents but for the storages' memory may go after this call; memory and
+ * devices must live until the end, or until a group is told as gathered. options.digests must be
+ * empty; options.allocate is for reads.
  */
 int pen_torch_save_start(const char *path, struct pen_device *device,
 			 const struct pen_torch_content *content,
@@ -1169,6 +1170,11 @@ int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
 /* The paths there are, 0, 1, 2 ...: what reports call them and, in `what` (NULL is allowed), what
  * they are. NULL after the last. */
 const char *pen_path_name(unsigned int number, const char **what);
+
+/* Bytes of memory that may still be taken, for the page cache too, before somebody is hurt: the
+ * machine's, or the least that a control group of the process has left. Without swap; UINT64_MAX
+ * where nobody says. */
+uint64_t pen_memory_available(void);
 
 /* Give pooled staging memory back to the system. What was made together with memory that a job
  * uses stays; always safe. */

@@ -468,17 +468,10 @@ static PyType_Slot slots[] = {
 	{ 0, NULL },
 };
 
-int checkpoints_init(PyObject *module)
+bool checkpoints_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.Checkpoints",
-		.basicsize = sizeof(struct checkpoints),
-		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-		.slots = slots,
-	};
-
-	checkpoints_type = type_add(module, "Checkpoints", &spec);
-	return checkpoints_type ? 0 : -1;
+	return type_add(module, &checkpoints_type, MODULE "Checkpoints", sizeof(struct checkpoints),
+			slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 PyObject *checkpoints_open(PyObject *module, PyObject *args)

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
+from ._error import raising
 from ._names import file_name
 from ._options import options
 from ._progress import wait_or_stop
@@ -96,9 +97,9 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
 
     The file appears under its name only when it is complete and durable; until then, and after any
     error, what was there before stays. Storages lie at multiples of 4096 bytes, so that they
-    travel directly, and a table of their digests is in the file, which ``penstock.load`` verifies
-    and torch ignores. Work queued on the current streams is done first; the interpreter's lock is
-    free while bytes move.
+    travel directly, but for small ones, which are packed. A table of their digests is in the file,
+    which ``penstock.load`` verifies and torch ignores. Work queued on the current streams is done
+    first; the interpreter's lock is free while bytes move.
 
     File objects and the format before zip are left to torch. ``transfer``, ``memory_limit`` and
     ``progress`` are as in load_model(); what happened is in ``last_report()``.
@@ -119,12 +120,13 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
     del pickler
     placed = storages.on_devices()
     devices = {device for _, device in placed} or {"host"}
-    job = _penstock.torch_save(
-        file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
-        [(storage.data_ptr(), storage.nbytes(), open_device(device))
-         for storage, device in placed],
-        placed, kind, limit, streams(torch, devices))
-    report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
+    with raising(RuntimeError):
+        job = _penstock.torch_save(
+            file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
+            [(storage.data_ptr(), storage.nbytes(), open_device(device))
+             for storage, device in placed],
+            placed, kind, limit, streams(torch, devices))
+        report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
     report["device"] = "+".join(sorted(devices))
     _report.keep(report)
     return None

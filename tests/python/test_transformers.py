@@ -194,6 +194,16 @@ def test_old_name_of_dtype(models):
         == torch.float32
 
 
+@pytest.mark.parametrize("word", ["fp16", "half", "bf16", "BF16", "fp32", "torch.float32", "F64"])
+def test_words_for_dtypes_are_those_of_load_model(models, loads, word):
+    """And where one dtype holds for all, the load converts, as with torch's own names."""
+    expected = penstock.load_file(f"{models('qwen2')}/model.safetensors", dtype=word)
+    model = penstock.from_pretrained(models("qwen2"), dtype=word)
+    assert model.dtype == expected["model.norm.weight"].dtype
+    assert loads[-1]["dtype"] == (None if model.dtype == torch.bfloat16 else model.dtype)
+    assert penstock.from_pretrained(models("qwen2"), torch_dtype=word).dtype == model.dtype
+
+
 def test_dtype_that_the_configuration_does_not_name(tmp_path, models):
     folder = tmp_path / "model"
     model = theirs(models("qwen2"))
@@ -303,6 +313,7 @@ def test_on_the_host_weights_look_into_the_files(models, loads, name):
     assert "mapped-file" not in [path.path for path in penstock.last_report().paths]
 
 
+@pytest.mark.alone
 def test_device_memory(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
@@ -674,7 +685,8 @@ def test_a_model_without_a_class_is_told_whatever_its_architectures_are(tmp_path
     shutil.copytree(bert, folder)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "architectures": value}))
-    with pytest.raises(ValueError, match="auto_class=|architectures is 3"):
+    # Some transformers refuse such a configuration themselves, with an error of their own.
+    with pytest.raises(Exception, match="auto_class=|architectures is 3|field 'architectures'"):
         penstock.from_pretrained(folder, auto_class="AutoModelForSpeechSeq2Seq")
 
 
