@@ -422,8 +422,8 @@ static int check(int action, const char *step, struct work *work)
 			    : (set->all && action != VERIFY) ? "--all" : NULL;
 
 	if (wrong)
-		return error_set(&work->err, -EINVAL, "use", wrong, -1, "ckpt %s has no such option",
-				 actions[action]);
+		return error_set(&work->err, -EINVAL, "use", wrong, -1,
+				 "ckpt %s has no such option", actions[action]);
 	if (!step)
 		return 0;
 	if (action == LIST || action == GC || set->all)

@@ -981,8 +981,8 @@ void pen_layout_free(struct pen_layout *layout);
  *	DIR/.penstock.lock
  *
  * The manifest is written last. A step exists when its manifest is there: before, there is nothing
- * that anybody takes for a checkpoint; afterwards, all of it is durable. docs/checkpoint.md has the
- * format. What a writer does, once for each rank and in this order:
+ * that anybody takes for a checkpoint; afterwards, all of it is durable. docs/checkpoint-folder.md
+ * has the format. What a writer does, once for each rank and in this order:
  *
  *	pen_checkpoints_open(dir, PEN_WRITE, rank, &folder, &err);
  *	pen_checkpoints_begin(folder, step, world_size, 0, &path, &err);   rank 0 before the others

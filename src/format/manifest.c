@@ -381,7 +381,8 @@ int manifest_parse(const char *name, const void *bytes, size_t length, uint64_t 
 
 static void put_file(struct json_text *json, const struct pen_checkpoint_file *file)
 {
-	json_print(json, "    {\"name\": \"%.31s\", \"bytes\": %" PRIu64 ", ", file->name, file->bytes);
+	json_print(json, "    {\"name\": \"%.31s\", \"bytes\": %" PRIu64 ", ", file->name,
+		   file->bytes);
 	json_print(json, "\"tensors\": %" PRIu64 ", \"digest\": \"%.31s\"}", file->tensors,
 		   file->digest);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A process that saves steps, replaces some, abandons some and removes old ones is killed (SIGKILL)
- * before every call that changes something, and at random moments. Afterwards the lock is free, every
- * step that has a manifest is whole, the last one that was committed is there and verifies, and
- * after a sweep nothing else is left.
+ * before every call that changes something, and at random moments. Afterwards the lock is free,
+ * every step that has a manifest is whole, the last one that was committed is there and verifies,
+ * and after a sweep nothing else is left.
  */
 #include <sys/wait.h>
 #include <time.h>

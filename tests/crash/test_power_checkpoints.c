@@ -305,8 +305,8 @@ static void promise(uint64_t step, const struct pen_checkpoint_file *files)
 		 (unsigned long long)step);
 	made->manifest = inode_at(AT_FDCWD, path, 0);
 	for (unsigned int i = 0; i < RANKS; i++) {
-		snprintf(path, sizeof(path), "%s/step-%08llu/%.31s", folder, (unsigned long long)step,
-			 files[i].name);
+		snprintf(path, sizeof(path), "%s/step-%08llu/%.31s", folder,
+			 (unsigned long long)step, files[i].name);
 		made->files[i] = inode_at(AT_FDCWD, path, 0);
 		strcpy(made->names[i], files[i].name);
 		CHECK(made->files[i] != 0);

@@ -166,7 +166,8 @@ TEST(what_is_written_is_read_back)
 TEST(values_that_would_change_the_manifest_are_refused)
 {
 	static const char *const users[] = {
-		"", "1", "[]", "{} ", "{}, \"step\": 7", "{}}", "{", "{\"a\": NaN}", "{\"a\": 1e999}",
+		"", "1", "[]", "{} ", "{}, \"step\": 7", "{}}", "{", "{\"a\": NaN}",
+		"{\"a\": 1e999}",
 	};
 	char *text;
 	size_t size;
