@@ -364,8 +364,8 @@ class Checkpointer:
             save.job.wait_gathered()
 
     def _limit_of(self, needed: int) -> int | str:
-        """Most bytes of staging memory. The engine knows what is plentiful, but not that others here
-        are about to take as much: of several ranks each has its share."""
+        """Most bytes of staging memory. The engine knows what is plentiful, but not that others
+        here are about to take as much: of several ranks each has its share."""
         if not self._auto:
             return self._limit
         if self._ranks.on_this_host == 1:
