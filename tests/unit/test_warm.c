@@ -423,7 +423,10 @@ TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
 	for (int i = 0; i < 600 && open_on_files() == before; i++)
 		os_sleep(100000000);
 	CHECK_EQ(open_on_files(), before - 1);
+	/* The thread is still at the other one. */
+	pthread_mutex_lock(&warm.lock);
 	CHECK_EQ(warm.left, SIZE);
+	pthread_mutex_unlock(&warm.lock);
 	take_away(in_scratch("file"));
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, 2 * SIZE);
