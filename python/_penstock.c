@@ -495,7 +495,10 @@ bool read_options(struct pen_options *options, int transfer, PyObject *memory_li
 {
 	options->transfer = transfer;
 	options->cache = cache;
-	if (memory_limit && memory_limit != Py_None)
+	if (memory_limit && PyUnicode_Check(memory_limit) &&
+	    !PyUnicode_CompareWithASCIIString(memory_limit, "auto"))
+		options->memory_limit = PEN_MEMORY_AUTO;
+	else if (memory_limit && memory_limit != Py_None)
 		options->memory_limit = PyLong_AsUnsignedLongLong(memory_limit);
 	if (stream && stream != Py_None)
 		options->stream = PyLong_AsVoidPtr(stream);
@@ -609,9 +612,14 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 
 PyObject *report_dict(const struct pen_report *report)
 {
+	static const char *const gathering[] = {
+		[PEN_GATHERING_NONE] = "", [PEN_GATHERING_AHEAD] = "ahead",
+		[PEN_GATHERING_STREAMED] = "streamed",
+	};
+
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -624,7 +632,9 @@ PyObject *report_dict(const struct pen_report *report)
 		paths(report->refused, report->refused_count), "warming_bytes",
 		U64(report->warming_bytes), "cache_reason", report->cache_reason,
 		"digested_bytes", U64(report->digested_bytes), "unverified_bytes",
-		U64(report->unverified_bytes));
+		U64(report->unverified_bytes), "gathering", gathering[report->gathering],
+		"gathered_seconds", report->gathered_seconds, "stored_seconds",
+		report->stored_seconds, "made_bytes", U64(report->made_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */

@@ -131,17 +131,20 @@ PyObject *available(PyObject *module, PyObject *unused);
 
 /*
  * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
- * forked child; only it and `wait_for` may take long, and both are called without the GIL.
+ * forked child; only what waits may take long, and is called without the GIL.
  */
 struct saving_kind {
 	void (*poll)(void *handle, struct pen_progress *progress);
 	void (*cancel)(void *handle);
 	int (*wait_for)(void *handle, double seconds);
 	int (*wait)(void *handle, struct pen_report *report, struct pen_error *err);
+	int (*gathered)(void *handle, double seconds);	/* NULL: when all is written */
 };
 
-/* A Saving that owns the handle; where there is none, the save is stopped. */
-PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps);
+/* A Saving that owns the handle; where there is none, the save is stopped. It keeps the owners of
+ * the memory until that is gathered, and what the handle itself needs until the end. */
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps,
+		     PyObject *needs);
 void saving_stop_all(void);
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *layout_safetensors(PyObject *module, PyObject *args);

@@ -187,11 +187,17 @@ static int save_wait(void *handle, struct pen_report *report, struct pen_error *
 	return pen_torch_save_wait(handle, report, err);
 }
 
+static int save_gathered(void *handle, double seconds)
+{
+	return pen_torch_save_gathered(handle, seconds);
+}
+
 static const struct saving_kind torch_saving = {
 	.poll = save_poll,
 	.cancel = save_cancel,
 	.wait_for = save_wait_for,
 	.wait = save_wait,
+	.gathered = save_gathered,
 };
 
 /* Records from [(name, bytes)]: the list keeps what they point to. NULL with an exception. */
@@ -238,39 +244,43 @@ static struct pen_torch_storage *read_storages(PyObject *list, size_t *count)
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "device", "parts", "storages", "keeps", "transfer",
-				 "memory_limit", "streams", "inject", NULL };
+				 "memory_limit", "streams", "gather", "inject", NULL };
 	PyObject *path, *parts, *storages, *keeps, *memory_limit = NULL, *streams = NULL;
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_torch_storage *to_write = NULL;
 	struct pen_torch_part *records = NULL;
 	struct pen_stream *after = NULL;
-	PyObject *saving = NULL;
+	PyObject *saving = NULL, *needs;
 	struct pen_torch_save *save;
-	int transfer = PEN_AUTO, rc;
+	int transfer = PEN_AUTO, gather = 0, rc;
 	struct device *device;
 	struct pen_error err;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!z", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!pz", names,
 					 PyUnicode_FSConverter, &path, device_type, &device,
 					 &PyList_Type, &parts, &PyList_Type, &storages, &keeps,
 					 &transfer, &memory_limit, &PyList_Type, &streams,
-					 &options.inject))
+					 &gather, &options.inject))
 		return NULL;
 	if (read_options(&options, transfer, memory_limit, NULL, PEN_CACHE_AUTO))
 		records = read_parts(parts, &content.part_count);
 	to_write = records ? read_storages(storages, &content.storage_count) : NULL;
 	after = to_write ? read_streams(streams, &options) : NULL;
-	if (after) {
+	needs = PyTuple_Pack(2, (PyObject *)device, storages);
+	if (after && needs) {
 		content.parts = records;
 		content.storages = to_write;
+		/* All storages are one group. */
+		options.groups = gather ? 1 : 0;
 		Py_BEGIN_ALLOW_THREADS
 		rc = pen_torch_save_start(PyBytes_AsString(path), device->handle, &content,
 					  &options, &save, &err);
 		Py_END_ALLOW_THREADS
-		saving = rc ? raise_error(&err) : saving_new(&torch_saving, save, keeps);
+		saving = rc ? raise_error(&err) : saving_new(&torch_saving, save, keeps, needs);
 	}
+	Py_XDECREF(needs);
 	PyMem_Free(after);
 	PyMem_Free(to_write);
 	PyMem_Free(records);

@@ -41,6 +41,7 @@ struct pen_torch_save {
 	struct pen_digests digests;
 	struct pen_options options;	/* of the jobs after the first */
 	uint64_t started;		/* os_now() */
+	uint64_t groups, gathered;	/* of the first job: all, and those that are gathered */
 	struct zip_entry *entries;	/* parts, storages, the table: by offset */
 	size_t *order;			/* which of the caller's storages each is: packed first */
 	size_t part_count, packed_count, storage_count;
@@ -484,6 +485,7 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
 	if (content->archive)
 		strcpy(layout.archive, content->archive);
 	layout.save->started = os_now();
+	layout.save->groups = own.groups;
 	layout.save->part_count = layout.part_count;
 	layout.save->storage_count = content->storage_count;
 	layout.save->table.chunk = torch_chunk(&own, TORCH_CHUNK);
@@ -503,6 +505,38 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
 struct pen_job *pen_torch_save_job(const struct pen_torch_save *save)
 {
 	return save->job;
+}
+
+/* Has the job ended otherwise than well? */
+static bool job_failed(struct pen_job *job)
+{
+	struct pen_progress progress;
+
+	pen_job_poll(job, &progress);
+	return progress.state == PEN_FAILED || progress.state == PEN_CANCELLED;
+}
+
+int pen_torch_save_gathered(struct pen_torch_save *save, double seconds)
+{
+	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
+	uint64_t now = os_now(), until = now + (uint64_t)(wait * 1e9), told[64];
+	bool failed;
+	int rc = 0;
+
+	if (!save->groups)
+		rc = pen_job_wait_for(save->job, wait);
+	if (!save->groups && !rc)
+		return job_failed(save->job) ? -ECANCELED : 0;
+	while (!rc && save->gathered < save->groups) {
+		/* Asked first: nothing is gathered after the end. */
+		failed = job_failed(save->job);
+		save->gathered += pen_job_gathered(save->job, told, 64,
+						   until > now ? (double)(until - now) / 1e9 : 0);
+		now = os_now();
+		if (save->gathered < save->groups)
+			rc = failed ? -ECANCELED : now < until ? 0 : -ETIMEDOUT;
+	}
+	return rc;
 }
 
 /* ------------------------------------------------------------------------ what had to wait -- */

@@ -161,6 +161,7 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 
 	step.files = PEN_CHECKPOINT_OVERWRITE + PEN_CHECKPOINT_DRY_RUN;
 	kept.gap = step.files;
+	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
 	saving.align = content.size + checked.size + PEN_TORCH_PACKED;
 	kept.memory_limit = saving.align;
