@@ -482,8 +482,7 @@ static int will_need(int fd, uint64_t offset, uint64_t length)
  */
 int os_fetch(int fd, uint64_t offset, uint64_t length)
 {
-	/* Whole huge pages: what is next to it is wanted next. */
-	uint64_t start = offset / HUGE_PAGE * HUGE_PAGE;
+	uint64_t page = os_page_size(), start = offset / page * page;
 	size_t size = (size_t)(offset + length - start);
 	void *map;
 	int rc;

@@ -145,12 +145,12 @@ static void fail_each(int code, bool for_good)
 	CHECK(status && fault.k > 300);
 }
 
-TEST(a_full_disk_at_each_call)
+TEST_SLOW(a_full_disk_at_each_call)
 {
 	fail_each(ENOSPC, true);
 }
 
-TEST(an_error_of_the_disk_at_each_call)
+TEST_SLOW(an_error_of_the_disk_at_each_call)
 {
 	fail_each(EIO, false);
 }
