@@ -120,13 +120,16 @@ def written_signatures(text):
     `read` and `write` take `(buffer, size=None)`."""
     for name, parameters in re.findall(r"`(\w+)(\([^`()]*,[^`()]*\))`", text):
         yield getattr(penstock, name), parameters
+    for name, parameters in re.findall(r"`ckpt\.(\w+)(\([^`()]*,[^`()]*\))`", text):
+        yield getattr(penstock.Checkpointer, name), parameters
     for *names, parameters in re.findall(r"`(\w+)` and `(\w+)` take\s+`(\([^`()]*\))`", text):
         yield from ((getattr(penstock.File, name), parameters) for name in names)
 
 
 def test_signatures_in_the_guide_are_the_real_ones():
     found = list(written_signatures(GUIDE.read_text().replace("isinstance(file, safe_open)", "")))
-    assert {each.__name__ for each, _ in found} >= {"load", "save", "read", "write"}
+    assert {each.__name__ for each, _ in found} >= {"load", "save", "read", "write",
+                                                      "restore"}
     for function, written in found:
         told = ast.parse(f"def told{written}: pass").body[0].args
         real = inspect.signature(function).parameters
