@@ -413,6 +413,21 @@ struct pen_report {
 	uint64_t warming_bytes;		/* that will be brought into the page cache from now on */
 	char cache_reason[PEN_REASON_MAX];	/* what becomes of bytes that were read around the
 						   page cache, and why; "": there were none */
+	int gathering;			/* enum pen_gathering */
+	double gathered_seconds;	/* of a write with options.groups: from the start until all
+					   of its memory might change again */
+	double stored_seconds;		/* of a write: until all was with the object, not yet
+					   durable */
+	uint64_t made_bytes;		/* staging memory that had to be made; the rest of
+					   pinned_bytes was there from earlier jobs */
+};
+
+/* How a write with options.groups took its bytes from memory. */
+enum pen_gathering {
+	PEN_GATHERING_NONE,		/* nobody asked */
+	PEN_GATHERING_AHEAD,		/* all of it found room in staging memory: nothing waited
+					   for the store */
+	PEN_GATHERING_STREAMED,		/* some had to wait until the store had taken others */
 };
 
 #define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)
@@ -848,6 +863,16 @@ int pen_torch_pack_start(const char *path, struct pen_device *device,
  * Never give it to pen_job_wait(). What is left to do when it is done is small.
  */
 struct pen_job *pen_torch_save_job(const struct pen_torch_save *save);
+
+/*
+ * Wait until the memory of all storages may change again, but not longer than `seconds`: 0 when it
+ * may, -ETIMEDOUT, or -ECANCELED when the job has ended badly before; pen_torch_save_wait() tells
+ * why. Work queued on any stream afterwards may overwrite what was saved, and the memory may be
+ * freed. With options.groups that is as soon as the bytes are in staging memory, which
+ * options.memory_limit bounds; without, when they are with the object. One thread at a time, and
+ * not beside pen_job_gathered().
+ */
+int pen_torch_save_gathered(struct pen_torch_save *save, double seconds);
 
 /*
  * Wait until the bytes have moved, write what had to wait for them - headers, table, directory -

@@ -575,9 +575,14 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 
 PyObject *report_dict(const struct pen_report *report)
 {
+	static const char *const gathering[] = {
+		[PEN_GATHERING_NONE] = "", [PEN_GATHERING_AHEAD] = "ahead",
+		[PEN_GATHERING_STREAMED] = "streamed",
+	};
+
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -590,7 +595,9 @@ PyObject *report_dict(const struct pen_report *report)
 		paths(report->refused, report->refused_count), "warming_bytes",
 		U64(report->warming_bytes), "cache_reason", report->cache_reason,
 		"digested_bytes", U64(report->digested_bytes), "unverified_bytes",
-		U64(report->unverified_bytes));
+		U64(report->unverified_bytes), "gathering", gathering[report->gathering],
+		"gathered_seconds", report->gathered_seconds, "stored_seconds",
+		report->stored_seconds, "made_bytes", U64(report->made_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -1325,6 +1332,10 @@ static PyMethodDef functions[] = {
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
+	{ "torch_pack", (PyCFunction)(void (*)(void))torch_pack, METH_VARARGS | METH_KEYWORDS,
+	  "torch_pack(path, device, items, keeps, transfer=0, memory_limit=None, streams=[], "
+	  "gather=False) -> (Saving, [(offset, size)]); an item: bytes, or (data.pkl, address, "
+	  "length, device)." },
 	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
 	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
 	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
@@ -1410,7 +1421,7 @@ PyMODINIT_FUNC PyInit__penstock(void)
 	PyObject *module = PyModule_Create(&definition);
 
 	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
-		       torch_file_init(module) || add_dtypes(module) ||
+		       torch_file_init(module) || torch_pack_init(module) || add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;

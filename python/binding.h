@@ -118,17 +118,20 @@ PyObject *warming_wait(PyObject *module, PyObject *argument);
 PyObject *warming_stop(PyObject *module, PyObject *unused);
 /*
  * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
- * forked child; only it and `wait_for` may take long, and both are called without the GIL.
+ * forked child; only what waits may take long, and is called without the GIL.
  */
 struct saving_kind {
 	void (*poll)(void *handle, struct pen_progress *progress);
 	void (*cancel)(void *handle);
 	int (*wait_for)(void *handle, double seconds);
 	int (*wait)(void *handle, struct pen_report *report, struct pen_error *err);
+	int (*gathered)(void *handle, double seconds);	/* NULL: when all is written */
 };
 
-/* A Saving that owns the handle; where there is none, the save is stopped. */
-PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps);
+/* A Saving that owns the handle; where there is none, the save is stopped. It keeps the owners of
+ * the memory until that is gathered, and what the handle itself needs until the end. */
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps,
+		     PyObject *needs);
 void saving_stop_all(void);
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *layout_safetensors(PyObject *module, PyObject *args);
@@ -140,6 +143,18 @@ int device_index(const struct pen_device *device);
 /* torch_file.c: adds TorchFile to the module, and a function of it. */
 int torch_file_init(PyObject *module);
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
+extern const struct saving_kind torch_saving;
+/* The streams that a job starts after, from [(device, handle)]; NULL with an exception. */
+struct pen_stream *torch_streams(PyObject *list, struct pen_options *options);
+/* Start to read, and have the job's end compare what the files know; with none, nothing. Without
+ * the GIL: the job is nobody else's yet. */
+int torch_start_load(struct pen_torch *const *files, size_t file_count, struct device *device,
+		     const struct pen_extent *extents, size_t count,
+		     struct pen_options *options, struct job *job, struct pen_error *err);
+
+/* torch_pack.c: adds TorchItems to the module, and a function of it. */
+int torch_pack_init(PyObject *module);
+PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Adds Array, View and the functions of arrays.c to the module. */
 int arrays_init(PyObject *module);

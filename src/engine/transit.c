@@ -54,8 +54,10 @@ static void home(struct lane *lane, struct transit *transit)
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
 	/* Memory that is sent straight from where it lies is not free before the store has it. */
-	if (transit->straight && lane_writes(lane))
+	if (transit->straight && lane_writes(lane)) {
+		atomic_store_explicit(&lane->job->streamed, true, memory_order_relaxed);
 		groups_came(&lane->job->gathered, transit->range.first, transit->range.count);
+	}
 	groups_came(&lane->job->arrived, transit->range.first, transit->range.count);
 	transit_let_go(lane, transit);
 }
@@ -543,6 +545,7 @@ bool transit_issue(struct lane *lane)
 	span = take_span(lane, range.first, range.first + range.count - 1);
 	slot = find_slot(lane, memory || lends ? 0 : (size_t)span);
 	if (!slot) {
+		atomic_store_explicit(&lane->job->streamed, true, memory_order_relaxed);
 		take_hold(lane, range);
 		return false;
 	}

@@ -37,6 +37,7 @@ struct pen_torch_save {
 	struct pen_digests digests;
 	struct pen_options options;	/* of the second job */
 	uint64_t started;		/* os_now() */
+	uint64_t groups, gathered;	/* of the first job: all, and those that are gathered */
 	struct zip_entry *entries;	/* small records, storages, the table */
 	size_t small_count, storage_count;
 	uint64_t front_length;		/* of the front, then nothing up to the first storage */
@@ -414,6 +415,7 @@ static struct pen_torch_save *save_new(const struct pen_options *options)
 	if (!save)
 		return NULL;
 	save->started = os_now();
+	save->groups = options->groups;
 	save->table.chunk = torch_chunk(options, TORCH_CHUNK);
 	save->options = (struct pen_options){
 		.size = sizeof(*options), .cache = options->cache,
@@ -524,6 +526,38 @@ int pen_torch_pack_start(const char *path, struct pen_device *device,
 struct pen_job *pen_torch_save_job(const struct pen_torch_save *save)
 {
 	return save->job;
+}
+
+/* Has the job ended otherwise than well? */
+static bool job_failed(struct pen_job *job)
+{
+	struct pen_progress progress;
+
+	pen_job_poll(job, &progress);
+	return progress.state == PEN_FAILED || progress.state == PEN_CANCELLED;
+}
+
+int pen_torch_save_gathered(struct pen_torch_save *save, double seconds)
+{
+	double wait = seconds > 0 ? (seconds < 1e9 ? seconds : 1e9) : 0;
+	uint64_t now = os_now(), until = now + (uint64_t)(wait * 1e9), told[64];
+	bool failed;
+	int rc = 0;
+
+	if (!save->groups)
+		rc = pen_job_wait_for(save->job, wait);
+	if (!save->groups && !rc)
+		return job_failed(save->job) ? -ECANCELED : 0;
+	while (!rc && save->gathered < save->groups) {
+		/* Asked first: nothing is gathered after the end. */
+		failed = job_failed(save->job);
+		save->gathered += pen_job_gathered(save->job, told, 64,
+						   until > now ? (double)(until - now) / 1e9 : 0);
+		now = os_now();
+		if (save->gathered < save->groups)
+			rc = failed ? -ECANCELED : now < until ? 0 : -ETIMEDOUT;
+	}
+	return rc;
 }
 
 /* ------------------------------------------------------------------------------ second job -- */

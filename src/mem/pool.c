@@ -259,6 +259,7 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 		for (size_t at = 0; at < piece->size; at += os_page_size())
 			piece->memory[at] = 0;
 		piece->touched = true;
+		atomic_fetch_add(&budget->made_bytes, piece->size);
 		atomic_fetch_sub(&piece->slab->untouched, 1);
 	}
 	return piece;

@@ -37,6 +37,7 @@ struct piece_budget {
 	atomic_int kept;		/* of `left`: PIECE_TOGETHER and PIECE_FIRST to come */
 	int together;			/* of `kept`: PIECE_TOGETHER; under the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
+	_Atomic uint64_t made_bytes;	/* pieces that nobody had used before */
 	size_t piece_size;
 };
 

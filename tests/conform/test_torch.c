@@ -583,6 +583,86 @@ TEST(groups_tell_which_storages_may_change_again)
 	pen_device_close(host);
 }
 
+/* All of it in one group; the memory changes as soon as that is told. */
+static void memory_changes_when_gathered(const char *name, const char *inject, int rc)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_storage storages[STORAGES];
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_device *device = kit_device(name);
+	struct pen_torch_save *started;
+	unsigned char noise[4096];
+
+	if (!device)
+		SKIP("there is no GPU, not even a fake one");
+	memset(noise, 0xee, sizeof(noise));
+	fill(storages, &device, 1);
+	content.parts = &part;
+	content.part_count = 1;
+	content.storages = storages;
+	content.storage_count = STORAGES;
+	options.groups = 1;
+	options.inject = inject;
+	/* There is room for a part only, so it fails before all is gathered. */
+	if (rc)
+		options.memory_limit = 128 * KIB;
+	OK(pen_torch_save_start(scratch("changes.pt"), NULL, &content, &options, &started,
+				&kit_err));
+	CHECK_EQ(pen_torch_save_gathered(started, 30), rc ? -ECANCELED : 0);
+	if (!rc)
+		CHECK_EQ(pen_torch_save_gathered(started, 0), 0);
+	for (int i = 0; i < STORAGES && !rc; i++)
+		for (uint64_t at = 0; at < sizes[i]; at += sizeof(noise))
+			OK(pen_device_put(device, (unsigned char *)storages[i].memory + at, noise,
+					  sizes[i] - at < sizeof(noise) ? sizes[i] - at
+									: sizeof(noise),
+					  &kit_err));
+	CHECK_EQ(pen_torch_save_wait(started, &report, &kit_err), rc);
+	options = (struct pen_options)PEN_OPTIONS_INIT;
+	if (!rc) {
+		CHECK_EQ(report.gathering, PEN_GATHERING_AHEAD);
+		CHECK(report.gathered_seconds > 0 &&
+		      report.gathered_seconds <= report.stored_seconds &&
+		      report.stored_seconds <= report.seconds);
+		OK(load(scratch("changes.pt"), device, &options));
+	}
+	let_go(storages);
+	unlink(scratch("changes.pt"));
+	pen_trim();
+	pen_device_close(device);
+}
+
+TEST(a_state_may_change_once_it_is_gathered_from_the_host)
+{
+	memory_changes_when_gathered("host", NULL, 0);
+}
+
+TEST(a_state_may_change_once_it_is_gathered_from_a_gpu)
+{
+	memory_changes_when_gathered("cuda:0", NULL, 0);
+}
+
+TEST(who_waits_for_a_save_that_fails_is_told)
+{
+	memory_changes_when_gathered("host", "fail:1+:ENXIO", -ENXIO);
+}
+
+TEST(without_groups_gathered_means_written)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_save *started;
+
+	content.parts = &part;
+	content.part_count = 1;
+	OK(pen_torch_save_start(scratch("plain.pt"), NULL, &content, NULL, &started, &kit_err));
+	OK(pen_torch_save_gathered(started, 30));
+	OK(pen_torch_save_wait(started, &report, &kit_err));
+	CHECK_EQ(report.gathering, PEN_GATHERING_NONE);
+	CHECK(report.gathered_seconds == 0);
+}
+
 TEST(what_makes_no_sense_is_refused)
 {
 	struct pen_torch_part parts[2] = {
