@@ -155,7 +155,6 @@ class _Staging:
         thread = threading.current_thread()
         if self._saver is None and thread not in self._others:
             self._saver = thread
-            self._others = []
         return self._saver is thread
 
     def end(self, failure: Exception | None = None) -> None:
@@ -167,7 +166,9 @@ class _Staging:
         """A save that has failed before anything was read of the state lets go of it, too: its
         future tells why."""
         while not self._gathered.wait(0.05):
-            if self._saver is not None and not self._saver.is_alive():
+            savers = [self._saver] if self._saver else set(threading.enumerate()).difference(
+                self._others)
+            if not any(thread.is_alive() for thread in savers):
                 return
         if self._failure is not None:
             raise self._failure
@@ -300,9 +301,14 @@ class Writer(filesystem.FileSystemWriter):
 
     def synchronize_staging(self) -> None:
         """Wait until the state may change. Called by async_save before it returns."""
-        staging, self._staging = self._staging, None
-        if staging is not None:
+        staging = self._staging
+        if staging is None:
+            return
+        try:
             staging.wait()
+        finally:
+            if self._staging is staging:
+                self._staging = None
 
     def _claimed(self) -> _Staging | None:
         staging = self._staging

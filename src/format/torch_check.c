@@ -330,7 +330,7 @@ static int mismatch(struct pen_torch *file, size_t index, uint64_t at, uint64_t 
 
 	if (!err)
 		return -EILSEQ;
-	if (tensor)
+	if (tensor && tensor->name_length)
 		snprintf(of, sizeof(of), ", tensor %s",
 			 words_text(shown, tensor->name, tensor->name_length));
 	error_vendor(err, -EILSEQ, PEN_DOMAIN_FORMAT, 0, "verify", file->path,
