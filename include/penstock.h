@@ -304,7 +304,8 @@ struct pen_options {
 	int transfer;			/* enum pen_transfer_type; a type that cannot be had here is
 					   refused, never replaced */
 	int cache;			/* enum pen_cache */
-	uint64_t memory_limit;		/* most pinned memory, at least 64 KiB; 0: 128 MiB */
+	uint64_t memory_limit;		/* most pinned memory, at least 64 KiB; 0: 128 MiB;
+					   PEN_MEMORY_AUTO */
 	uint64_t request_size;		/* bytes of one request, a power of two from 4 KiB to 1 GiB;
 					   0: found at run time */
 	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
@@ -331,6 +332,18 @@ struct pen_options {
 						   pass; NULL: none */
 	size_t digest_count;
 };
+
+/*
+ * For a write with options.groups, so that nothing waits for the store: as much memory as its bytes
+ * take, if that is plentiful, which is half of what the machine and the control groups of the
+ * process have available. Where it is not, what is plentiful, and the rest streams. For any other
+ * job it is as 0.
+ *
+ * A write with groups leaves its memory to the next one, since making it takes longer than filling
+ * it; pen_trim() gives it back. What is kept is what the last of them used, and up to a quarter
+ * more.
+ */
+#define PEN_MEMORY_AUTO UINT64_MAX
 
 /* What is queued on this stream of this GPU comes before all of the job; see options.stream. */
 struct pen_stream {

@@ -490,7 +490,10 @@ bool read_options(struct pen_options *options, int transfer, PyObject *memory_li
 {
 	options->transfer = transfer;
 	options->cache = cache;
-	if (memory_limit && memory_limit != Py_None)
+	if (memory_limit && PyUnicode_Check(memory_limit) &&
+	    !PyUnicode_CompareWithASCIIString(memory_limit, "auto"))
+		options->memory_limit = PEN_MEMORY_AUTO;
+	else if (memory_limit && memory_limit != Py_None)
 		options->memory_limit = PyLong_AsUnsignedLongLong(memory_limit);
 	if (stream && stream != Py_None)
 		options->stream = PyLong_AsVoidPtr(stream);

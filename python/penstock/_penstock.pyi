@@ -3,7 +3,7 @@
 test compares the two."""
 import os
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 version: str
 DTYPES: list[tuple[str, int]]
@@ -129,8 +129,8 @@ def torch_pack(path: str | bytes | os.PathLike[Any], device: Device,
                gather: bool = False) -> tuple[Saving, list[tuple[int, int]]]: ...
 def torch_save(path: str | bytes | os.PathLike[Any], device: Device, parts: list[tuple[str, bytes]],
                storages: list[tuple[int, int, Device]], keeps: Any, transfer: int = 0,
-               memory_limit: int | None = None, streams: list[tuple[Device, int]] = [],
-               gather: bool = False) -> Saving: ...
+               memory_limit: int | Literal["auto"] | None = None,
+               streams: list[tuple[Device, int]] = [], gather: bool = False) -> Saving: ...
 def transfer_type(text: str, /) -> int: ...
 def trim() -> None: ...
 def warming() -> tuple[int, int, int, str]: ...

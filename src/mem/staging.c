@@ -8,10 +8,11 @@
 
 int staging_init(struct staging *staging, unsigned int slots, unsigned int pieces)
 {
-	assert(slots && slots <= STAGING_SLOTS_MAX);
+	assert(slots);
 	staging->slots = os_calloc(slots, sizeof(staging->slots[0]));
+	staging->busy = os_calloc(slots / 64 + 1, sizeof(staging->busy[0]));
 	staging->pieces = os_calloc(pieces, sizeof(staging->pieces[0]));
-	if (!staging->slots || !staging->pieces) {
+	if (!staging->slots || !staging->busy || !staging->pieces) {
 		staging_fini(staging);
 		return -ENOMEM;
 	}
@@ -24,8 +25,10 @@ void staging_fini(struct staging *staging)
 {
 	assert(!staging->used && !staging->piece_count);
 	free(staging->slots);
+	free(staging->busy);
 	free(staging->pieces);
 	staging->slots = NULL;
+	staging->busy = NULL;
 	staging->pieces = NULL;
 }
 
@@ -52,16 +55,16 @@ static unsigned int first_free(const struct staging *staging)
 			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
 }
 
-struct slot *staging_take(struct staging *staging, size_t size)
+static struct slot *take_from(struct staging *staging, unsigned int piece, size_t size)
 {
 	struct slot **link = NULL, *slot;
-	unsigned int number, piece;
+	unsigned int number;
 	size_t at = 0;
 
 	if (staging->used == staging->slot_count)
 		return NULL;
 	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
-	for (piece = 0; size && !link && piece < staging->piece_count; piece++)
+	for (; size && !link && piece < staging->piece_count; piece++)
 		link = find_gap(&staging->pieces[piece], size, &at);
 	if (size && !link)
 		return NULL;
@@ -78,6 +81,16 @@ struct slot *staging_take(struct staging *staging, size_t size)
 	staging->busy[number / 64] |= 1ull << number % 64;
 	staging->used++;
 	return slot;
+}
+
+struct slot *staging_take(struct staging *staging, size_t size)
+{
+	return take_from(staging, 0, size);
+}
+
+struct slot *staging_take_last(struct staging *staging, size_t size)
+{
+	return take_from(staging, staging->piece_count ? staging->piece_count - 1 : 0, size);
 }
 
 void staging_put(struct staging *staging, struct slot *slot)

@@ -43,6 +43,20 @@ def test_what_changes_after_it_was_gathered_is_saved_as_it_was(tmp_path):
     assert 0 < report["gathered_seconds"] <= report["stored_seconds"] <= report["seconds"]
 
 
+def test_auto_takes_memory_for_all_of_it_and_keeps_that(tmp_path):
+    owner = Owner(bytes(180 << 20))
+    reports = []
+    for _ in range(2):
+        job = start(tmp_path / "a.pt", owner, gather=True, memory_limit="auto")
+        job.wait_gathered()
+        reports.append(job.wait())
+    engine.trim()
+    assert [report["gathering"] for report in reports] == ["ahead", "ahead"]
+    assert reports[1]["made_bytes"] <= reports[0]["made_bytes"] // 2
+    with pytest.raises(TypeError):
+        start(tmp_path / "a.pt", owner, memory_limit="plenty")
+
+
 def test_memory_is_let_go_of_when_it_is_gathered(tmp_path):
     owner = Owner(b"x" * 100_000)
     gone = weakref.ref(owner)

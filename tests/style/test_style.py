@@ -158,6 +158,7 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	struct pen_save_options saving = PEN_SAVE_OPTIONS_INIT;
 	struct pen_error err;
 
+	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
 	saving.align = content.size + checked.size + PEN_TORCH_PACKED;
 	kept.memory_limit = saving.align;
