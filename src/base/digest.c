@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The table of digests. Which XXH3 this CPU runs fastest is settled when the program is loaded,
- * before there can be a second thread in here, so that the table is never written afterwards.
+ * The table of digests. Which XXH3 this CPU runs fastest, and the powers that join CRC32s, are
+ * settled when the program is loaded, before there can be a second thread in here, so that the
+ * tables are never written afterwards.
  */
 #include <errno.h>
 #include <libdeflate.h>
@@ -38,12 +39,30 @@ size_t digest_xxh3_usable(digest_xxh3_function *usable[DIGEST_XXH3_MAX])
 	return count;
 }
 
-__attribute__((constructor)) static void choose_xxh3(void)
+/* The product of two polynomials, modulo that of CRC32. */
+static uint32_t crc32_product(uint32_t left, uint32_t right)
+{
+	uint32_t product = 0;
+
+	for (uint32_t term = CRC32_X_TO_0; term; term >>= 1) {
+		product ^= left & term ? right : 0;
+		right = right >> 1 ^ (right & 1 ? CRC32_POLYNOMIAL : 0);
+	}
+	return product;
+}
+
+/* What 2^i bytes multiply by: a join of whole chunks is one product, not twenty squarings. */
+static uint32_t crc32_powers[64];
+
+__attribute__((constructor)) static void settle_tables(void)
 {
 	digest_xxh3_function *usable[DIGEST_XXH3_MAX];
 
 	digest_xxh3_usable(usable);
 	kinds[PEN_DIGEST_XXH3].of = usable[0];
+	crc32_powers[0] = CRC32_X_TO_8;
+	for (size_t i = 1; i < 64; i++)
+		crc32_powers[i] = crc32_product(crc32_powers[i - 1], crc32_powers[i - 1]);
 }
 
 const struct digest_kind *digest_kind(int kind)
@@ -54,33 +73,18 @@ const struct digest_kind *digest_kind(int kind)
 	return &kinds[kind];
 }
 
-/* The product of two polynomials, modulo that of CRC32. */
-static uint32_t crc32_product(uint32_t left, uint32_t right)
-{
-	uint32_t product = 0;
-
-	for (uint32_t term = CRC32_X_TO_0; term; term >>= 1) {
-		if (left & term)
-			product ^= right;
-		right = right >> 1 ^ (right & 1 ? CRC32_POLYNOMIAL : 0);
-	}
-	return product;
-}
-
 /*
  * Bytes that follow multiply what a CRC has seen so far by x^8 each, and add their own. What a CRC
  * starts and ends with to see leading zeros is in both CRCs, and cancels out.
  */
 uint64_t digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_length)
 {
-	uint32_t shift = CRC32_X_TO_0, power = CRC32_X_TO_8;
+	uint32_t shifted = (uint32_t)first;
 
-	for (uint64_t left = second_length; left; left >>= 1) {
-		if (left & 1)
-			shift = crc32_product(shift, power);
-		power = crc32_product(power, power);
-	}
-	return crc32_product((uint32_t)first, shift) ^ (uint32_t)second;
+	for (size_t i = 0; i < 64 && second_length >> i; i++)
+		if (second_length >> i & 1)
+			shifted = crc32_product(shifted, crc32_powers[i]);
+	return shifted ^ (uint32_t)second;
 }
 
 const char *pen_digest_name(int kind)

@@ -17,7 +17,7 @@
 #include "sys/topology.h"
 
 /* Requests are cut to this and merged upwards at run time. */
-#define UNIT (1u << 20)
+#define UNIT (512u << 10)
 /* With so few cores copying is slower than the mapped path, which takes a quarter of one; below
  * this memory limit there is nothing to spare for it. */
 #define SCARCE_CORES 4u
@@ -28,7 +28,7 @@
 #define URING_WORTH ((uint64_t)4 << 20)
 #define SMALL_LANES 4u
 /* Reading through the page cache from a disk: so many lanes that fetch, then copy, keep it busy. */
-#define FETCH_LANES 8u
+#define FETCH_LANES 4u
 /* Digesting takes a tenth of what copying takes, so it takes some more lanes for the same rate. */
 #define DIGEST_LANES 2u
 

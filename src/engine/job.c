@@ -191,7 +191,8 @@ static void set_up_tuner(struct pen_job *job)
 		struct tuner_setting wished = { (uint32_t)job->options.request_size,
 						job->options.depth };
 		struct tuner_limits limits = {
-			.size_least = info->request_least,
+			.size_least = info->request_least > schedule->unit ?
+					      info->request_least : (uint32_t)schedule->unit,
 			.size_best = info->request_best,
 			.size_max = path->size,
 			.depth_max = path->lanes * (path->kind->queue->waits ? 1 : LANE_DEPTH),

@@ -46,6 +46,7 @@ struct tuner {
 	unsigned int wins;		/* of the neighbour being tried */
 	unsigned int rejected;		/* moves in a row that did not pay */
 	unsigned int rest;		/* windows to sit still once nothing pays */
+	bool near;			/* it was fast from the start */
 	struct tuner_setting base;
 	double base_rate, try_rate;
 	unsigned int steps, moves_kept;	/* for tests and the curious */

@@ -17,7 +17,7 @@
 #define TORCH_STORAGE "data/"			/* what names of storages begin with */
 #define TORCH_TABLE ".penstock/digests"
 #define TORCH_TABLE_MAX (1u << 30)		/* bytes of one that is read */
-#define TORCH_CHUNK (1u << 20)			/* of the digests that are written */
+#define TORCH_CHUNK (512u << 10)			/* of the digests that are written */
 
 struct pen_torch {
 	char *path;

@@ -429,7 +429,8 @@ int os_random(int fd)
  */
 int os_fetch(int fd, uint64_t offset, uint64_t length)
 {
-	uint64_t page = os_page_size(), start = offset / page * page;
+	/* Whole huge pages: what is next to it is wanted next. */
+	uint64_t start = offset / HUGE_PAGE * HUGE_PAGE;
 	size_t size = (size_t)(offset + length - start);
 	void *map;
 	int rc;

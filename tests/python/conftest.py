@@ -18,6 +18,8 @@ PACKAGE = Path(os.environ.get("PENSTOCK_PYTHON", ROOT / "build/python")).resolve
 BUILT = bool(list((PACKAGE / "penstock").glob("_penstock*.so")))
 
 sys.path.insert(0, str(PACKAGE))
+# JAX would take three quarters of a GPU for itself, and other tests run beside it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def devices() -> list[str]:

@@ -377,6 +377,7 @@ def test_an_exception_of_a_signal_handler_comes_out_of_the_load(holes):
 
 # ------------------------------------------------------------------------------------- prefetch --
 
+@pytest.mark.alone
 def test_a_load_joins_its_prefetch(big, device, monkeypatch):
     """Of what the engine moves: to a GPU, or where a file cannot be mapped."""
     monkeypatch.setattr(_prefetch, "open_mapped", lambda path: _prefetch.Opened(

@@ -597,6 +597,7 @@ def test_a_tensor_outlives_the_dict_and_the_others(few, device, arena):
         assert same(view, tensors[name].reshape(-1)[:1])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("arena", [True, False])
 def test_memory_is_given_back_when_the_last_tensor_goes(big, device, arena):
     path, tensors = big
@@ -612,6 +613,7 @@ def test_memory_is_given_back_when_the_last_tensor_goes(big, device, arena):
     assert settled(device, before + 16 * MIB) < before + 16 * MIB
 
 
+@pytest.mark.alone
 def test_without_an_arena_each_tensor_gives_its_memory_back(big, device):
     path, _ = big
     penstock.load_file(path, device, keys="part.00")
@@ -623,6 +625,7 @@ def test_without_an_arena_each_tensor_gives_its_memory_back(big, device):
     assert settled(device, limit) < limit
 
 
+@pytest.mark.alone
 def test_loading_again_and_again_does_not_grow(few, device):
     path, _ = few
     for _ in range(20):

@@ -504,8 +504,10 @@ def transformers_model(folder, **options):
 
 
 def assert_same_weights(mine, theirs):
-    assert_same({name: each.cpu() for name, each in mine.state_dict().items()},
-                {name: each.cpu() for name, each in theirs.state_dict().items()})
+    # Beside a GPU accelerate keeps what is mapped to the host on meta, and its weights elsewhere.
+    mine, theirs = ({name: each.cpu() for name, each in model.state_dict().items()
+                     if each.device.type != "meta"} for model in (mine, theirs))
+    assert_same(mine, theirs)
 
 
 @pytest.mark.slow

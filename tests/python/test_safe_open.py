@@ -209,6 +209,7 @@ def test_a_tensor_that_cannot_be_had_does_not_spoil_those_before_it(tmp_path):
         assert same(file.get_tensor("fine8"), torch.ones(1))
 
 
+@pytest.mark.alone
 def test_leaving_in_the_middle_frees(big, device):
     path, tensors = big
     with penstock.safe_open(path, "pt", device) as file:

@@ -154,6 +154,7 @@ def test_a_missing_file_is_told(tmp_path):
 
 # --------------------------------------------------------------------------------- ending early --
 
+@pytest.mark.alone
 def test_a_break_stops_and_frees(big, device):
     path, tensors = big
     for _ in penstock.stream(path, device, keys="part.00"):
@@ -166,6 +167,7 @@ def test_a_break_stops_and_frees(big, device):
     assert settled(device, before + 16 * MIB) < before + 16 * MIB
 
 
+@pytest.mark.alone
 def test_a_stream_that_is_never_asked_does_no_harm(big, device):
     path, _ = big
     before = in_use(device)
@@ -181,6 +183,7 @@ def test_a_tensor_outlives_a_stream_that_was_left(big, device):
     assert same(tensor, tensors[name])
 
 
+@pytest.mark.alone
 def test_an_exception_of_the_consumer_goes_through_and_frees(big, device):
     path, _ = big
     for _ in penstock.stream(path, device, keys="part.00"):

@@ -303,6 +303,7 @@ def test_on_the_host_weights_look_into_the_files(models, loads, name):
     assert "mapped-file" not in [path.path for path in penstock.last_report().paths]
 
 
+@pytest.mark.alone
 def test_device_memory(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
@@ -674,7 +675,8 @@ def test_a_model_without_a_class_is_told_whatever_its_architectures_are(tmp_path
     shutil.copytree(bert, folder)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "architectures": value}))
-    with pytest.raises(ValueError, match="auto_class=|architectures is 3"):
+    # Some transformers refuse such a configuration themselves, with an error of their own.
+    with pytest.raises(Exception, match="auto_class=|architectures is 3|field 'architectures'"):
         penstock.from_pretrained(folder, auto_class="AutoModelForSpeechSeq2Seq")
 
 

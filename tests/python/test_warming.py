@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import shutil
 import subprocess
 
 import numpy
@@ -13,7 +14,8 @@ import penstock
 from support import MIB, environment, python
 
 # They look into the page cache, from which others throw files, and wait for a disk at rest.
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not shutil.which("fincore"),
+                                                    reason="there is no fincore")]
 
 #: More than anything takes that comes by itself.
 LONG = 60.0

@@ -152,7 +152,7 @@ TEST(lanes_take_no_more_than_they_use)
 		/* Two requests fit into one piece. */
 		{ 12, PEN_CPU_CACHED_GPU, SIZE, 64 << 10, 0, 4 * MIB, 48 * MIB },
 		/* Most of these lanes find no work. */
-		{ 32, PEN_CPU_CACHED_GPU, 4 * MIB, 0, 0, 4 * MIB, 16 * MIB },
+		{ 32, PEN_CPU_CACHED_GPU, 4 * MIB, 0, 0, 4 * MIB, 32 * MIB },
 		{ 1, PEN_CPU_CACHED_GPU, SIZE, 0, 0, 8 * MIB, 8 * MIB },
 		{ 12, PEN_CPU_CACHED_GPU, SIZE, 0, 16 * MIB, 4 * MIB, 16 * MIB },
 		{ 12, PEN_CPU_CACHED_GPU, SIZE, 0, 64 << 10, 1, 64 << 10 },
