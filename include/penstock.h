@@ -834,11 +834,12 @@ struct pen_torch_content {
 struct pen_torch_save;
 
 /*
- * Start to write a file that torch.load opens, storages at multiples of 4096, with true CRC32s and
- * a table of digests, made of the bytes as they pass. It is written as any object with PEN_WRITE:
- * the target changes at pen_torch_save_wait(), all at once, or not at all. The contents but for the
- * storages' memory may go after this call; memory and devices must live until the end, or until a
- * group is told as gathered. options.digests must be empty; options.allocate is for reads.
+ * Start to write a file that torch.load opens, storages at multiples of 4096 but for small ones,
+ * which are packed, with true CRC32s and a table of digests, made of the bytes as they pass. It is
+ * written as any object with PEN_WRITE: the target changes at pen_torch_save_wait(), all at once,
+ * or not at all. The contents but for the storages' memory may go after this call; memory and
+ * devices must live until the end, or until a group is told as gathered. options.digests must be
+ * empty; options.allocate is for reads.
  */
 int pen_torch_save_start(const char *path, struct pen_device *device,
 			 const struct pen_torch_content *content,

@@ -96,9 +96,9 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
 
     The file appears under its name only when it is complete and durable; until then, and after any
     error, what was there before stays. Storages lie at multiples of 4096 bytes, so that they
-    travel directly, and a table of their digests is in the file, which ``penstock.load`` verifies
-    and torch ignores. Work queued on the current streams is done first; the interpreter's lock is
-    free while bytes move.
+    travel directly, but for small ones, which are packed. A table of their digests is in the file,
+    which ``penstock.load`` verifies and torch ignores. Work queued on the current streams is done
+    first; the interpreter's lock is free while bytes move.
 
     File objects and the format before zip are left to torch. ``transfer``, ``memory_limit`` and
     ``progress`` are as in load_model(); what happened is in ``last_report()``.

@@ -3,13 +3,16 @@
  * Writing a file of torch's. What lies where is settled before the first byte moves, since all
  * sizes are known:
  *
- *   front     data.pkl and other small records, with their headers
- *   storages  each at a multiple of 4096, its header alone on the page before it
+ *   front     data.pkl and the caller's other records, with their headers
+ *   packed    small storages behind their headers, as close as torch has them
+ *   storages  all others, each at a multiple of 4096, its header alone on the page before it
  *   tail      the table of digests, the directory, the end
  *
  * Front and storages, with fills between them, are one job of whole blocks, and its digests are
- * the storages' CRC32s. These belong into the headers, which is why a header has a page of its own:
- * a second, small job writes these pages, and the tail. Then the file is committed.
+ * the storages' CRC32s. These belong into the headers, which are written when they are known. One
+ * that has a page to itself is written as that page. Of small storages that would be more pages
+ * than bytes: they are read back, many at a time, and written again with their headers. Then comes
+ * the tail, and the file is committed.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -27,6 +30,8 @@
 
 #define PAGE 4096u
 #define SMALL_ALIGN 64u		/* of small records, as torch has it */
+#define PACKED_MAX (32u << 10)	/* storages below this are packed */
+#define RUN_MAX (16u << 20)	/* packed storages, with headers, that are read back at a time */
 #define NAME_MAX_BYTES 1000u	/* of a record with the archive's; a header must fit its page */
 #define ARCHIVE_MAX 100u
 
@@ -35,11 +40,12 @@ struct pen_torch_save {
 	struct pen_device *host;
 	struct pen_job *job;
 	struct pen_digests digests;
-	struct pen_options options;	/* of the second job */
+	struct pen_options options;	/* of the jobs after the first */
 	uint64_t started;		/* os_now() */
 	uint64_t groups, gathered;	/* of the first job: all, and those that are gathered */
-	struct zip_entry *entries;	/* small records, storages, the table */
-	size_t small_count, storage_count;
+	struct zip_entry *entries;	/* parts, storages, the table: by offset */
+	size_t *order;			/* which of the caller's storages each one is: packed first */
+	size_t part_count, packed_count, storage_count;
 	uint64_t front_length;		/* of the front, then nothing up to the first storage */
 	unsigned char *front, *tail;
 	uint64_t tail_start, size;	/* of the file */
@@ -170,12 +176,41 @@ static int check_names(const struct layout *layout, size_t count)
 
 /* ------------------------------------------------------------------------ what lies where -- */
 
+/* Small storages before the others, those and these in the caller's order. cuFile wants none of
+ * them packed: it would write a page that two of them share twice at the same time. */
+static int order_storages(struct layout *layout, bool cufile)
+{
+	const struct pen_torch_content *content = layout->content;
+	struct pen_torch_save *save = layout->save;
+	uint64_t limit = cufile ? 0 : PACKED_MAX;
+	size_t count = 0;
+
+	save->order = os_calloc(content->storage_count + 1, sizeof(save->order[0]));
+	if (!save->order)
+		return no_memory(layout->path, layout->err);
+	for (size_t i = 0; i < content->storage_count; i++)
+		if (content->storages[i].bytes < limit)
+			save->order[count++] = i;
+	save->packed_count = count;
+	for (size_t i = 0; i < content->storage_count; i++)
+		if (content->storages[i].bytes >= limit)
+			save->order[count++] = i;
+	return 0;
+}
+
+static char *put_key(char *at, const struct pen_torch_content *content, size_t storage)
+{
+	if (content->storages[storage].key)
+		return stpcpy(stpcpy(at, TORCH_STORAGE), content->storages[storage].key);
+	return at + sprintf(at, TORCH_STORAGE "%zu", storage);
+}
+
 /* All names, one after the other: "archive/part", "archive/data/key", the table's. */
 static int name_entries(struct layout *layout)
 {
 	const struct pen_torch_content *content = layout->content;
 	struct pen_torch_save *save = layout->save;
-	size_t count = save->small_count + save->storage_count + 1;
+	size_t count = save->part_count + save->storage_count + 1;
 	size_t room = count * (strlen(layout->archive) + 32);
 	char *at;
 
@@ -189,18 +224,15 @@ static int name_entries(struct layout *layout)
 		return no_memory(layout->path, layout->err);
 	for (size_t i = 0; i < count; i++) {
 		struct zip_entry *entry = &save->entries[i];
-		size_t storage = i - save->small_count;
 
 		entry->name = at;
 		at += sprintf(at, "%s/", layout->archive);
-		if (i < save->small_count)
+		if (i < save->part_count)
 			at = stpcpy(at, layout->parts[i].name);
-		else if (storage == content->storage_count)
+		else if (i == count - 1)
 			at = stpcpy(at, TORCH_TABLE);
-		else if (content->storages[storage].key)
-			at = stpcpy(stpcpy(at, TORCH_STORAGE), content->storages[storage].key);
 		else
-			at += sprintf(at, TORCH_STORAGE "%zu", storage);
+			at = put_key(at, content, save->order[i - save->part_count]);
 		entry->name_length = (size_t)(at++ - entry->name);
 		if (entry->name_length > NAME_MAX_BYTES)
 			return refuse(layout, "a record's name is longer than 1000 bytes",
@@ -224,19 +256,41 @@ static bool place(struct zip_entry *entry, uint64_t header, uint64_t bytes, uint
 	return !__builtin_add_overflow(entry->offset, bytes, end) && *end < INT64_MAX / 2;
 }
 
+/* Does a packed record that ends there belong to the run that begins at `start`? */
+static bool is_in_run(const struct zip_entry *entry, uint64_t start)
+{
+	return entry->offset + entry->bytes - start <= RUN_MAX;
+}
+
+/* Behind the one before; the first of a run at a page. */
+static bool place_packed(struct zip_entry *entry, uint64_t bytes, uint64_t *start, uint64_t *end)
+{
+	uint64_t at = *end;
+
+	if (*start && place(entry, at, bytes, SMALL_ALIGN, end) && is_in_run(entry, *start))
+		return true;
+	*start = align(at, PAGE);
+	return place(entry, *start, bytes, SMALL_ALIGN, end);
+}
+
 static int lay_out(struct layout *layout)
 {
 	const struct pen_torch_content *content = layout->content;
 	struct pen_torch_save *save = layout->save;
 	struct zip_entry *entry = save->entries;
-	uint64_t at = 0;
+	uint64_t at = 0, run = 0;
 	bool fits = true;
 
 	for (size_t i = 0; fits && i < layout->part_count; i++)
 		fits = place(entry++, at, layout->parts[i].length, SMALL_ALIGN, &at);
 	save->front_length = at;
 	for (size_t i = 0; fits && i < content->storage_count; i++, entry++) {
-		fits = place(entry, align(at, PAGE), content->storages[i].bytes, PAGE, &at);
+		uint64_t bytes = content->storages[save->order[i]].bytes;
+
+		if (i < save->packed_count)
+			fits = place_packed(entry, bytes, &run, &at);
+		else
+			fits = place(entry, align(at, PAGE), bytes, PAGE, &at);
 		save->table.places = torch_places(save->table.places, entry->offset, entry->bytes);
 		save->table.count += torch_chunks(save->table.chunk, entry->offset, entry->bytes);
 	}
@@ -295,25 +349,29 @@ static size_t put_extents(const struct layout *layout, bool fill, struct pen_ext
 {
 	struct pen_torch_save *save = layout->save;
 	const struct pen_torch_storage *storages = layout->content->storages;
-	uint64_t at = save->front_length, end;
+	uint64_t at = save->front_length, end, group = 0;
 	size_t count = 1;
 
+	if (save->storage_count)
+		group = storages[save->order[0]].group;
 	extents[0] = (struct pen_extent){
 		.object = save->object, .memory = save->front, .length = save->front_length,
-		.device = save->host, .group = save->storage_count ? storages[0].group : 0,
+		.device = save->host, .group = group,
 	};
 	/* Front and last page are cut off, too: in a chunk that ends elsewhere they were unseen. */
 	torch_digests_cut(&save->digests, 0, save->front_length);
 	for (size_t i = 0; i <= save->storage_count; i++) {
-		const struct zip_entry *entry = &save->entries[save->small_count + i];
+		const struct zip_entry *entry = &save->entries[save->part_count + i];
+		const struct pen_torch_storage *storage;
 		bool last = i == save->storage_count;
 
 		end = last ? save->tail_start : entry->offset;
+		storage = last ? NULL : &storages[save->order[i]];
+		group = last ? group : storage->group;
 		if (fill && end > at)
 			extents[count++] = (struct pen_extent){
 				.object = save->object, .offset = at, .length = end - at,
-				.flags = PEN_FILL,
-				.group = save->storage_count ? storages[last ? i - 1 : i].group : 0,
+				.flags = PEN_FILL, .group = group,
 			};
 		if (last) {
 			torch_digests_cut(&save->digests, at, end - at);
@@ -321,8 +379,8 @@ static size_t put_extents(const struct layout *layout, bool fill, struct pen_ext
 		}
 		extents[count++] = (struct pen_extent){
 			.object = save->object, .offset = entry->offset,
-			.memory = (void *)storages[i].memory, .length = storages[i].bytes,
-			.device = storages[i].device, .group = storages[i].group,
+			.memory = (void *)storage->memory, .length = storage->bytes,
+			.device = storage->device, .group = group,
 		};
 		torch_digests_cut(&save->digests, entry->offset, entry->bytes);
 		at = entry->offset + entry->bytes;
@@ -360,6 +418,7 @@ static void save_free(struct pen_torch_save *save)
 	pen_device_close(save->host);
 	torch_pack_free(save->pack);
 	free(save->entries);
+	free(save->order);
 	free(save->names);
 	free(save->front);
 	free(save->tail);
@@ -370,8 +429,10 @@ static int start(struct layout *layout, struct pen_device *device,
 		 const struct pen_options *options)
 {
 	struct pen_torch_save *save = layout->save;
-	int rc = name_entries(layout);
+	int rc = order_storages(layout, is_cufile(options->transfer));
 
+	if (!rc)
+		rc = name_entries(layout);
 	if (!rc)
 		rc = lay_out(layout);
 	if (!rc)
@@ -452,7 +513,7 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
 	name_archive(&layout);
 	if (content->archive)
 		strcpy(layout.archive, content->archive);
-	layout.save->small_count = layout.part_count;
+	layout.save->part_count = layout.part_count;
 	layout.save->storage_count = content->storage_count;
 	rc = start(&layout, device, &own);
 	free(parts);
@@ -560,7 +621,18 @@ int pen_torch_save_gathered(struct pen_torch_save *save, double seconds)
 	return rc;
 }
 
-/* ------------------------------------------------------------------------------ second job -- */
+/* ------------------------------------------------------------------------ what had to wait -- */
+
+/* What the first job's report has of the others; the paths are those of the first, which moved the
+ * storages. */
+static void add_report(struct pen_report *report, const struct pen_report *rest)
+{
+	report->bytes += rest->bytes;
+	report->storage_bytes += rest->storage_bytes;
+	report->cpu_seconds += rest->cpu_seconds;
+	report->requests += rest->requests;
+	report->retries += rest->retries;
+}
 
 /* A chunk that nobody saw on its way is read back; `at` is in a storage. */
 static int read_back(struct pen_torch_save *save, uint64_t index, uint64_t at, size_t length,
@@ -603,12 +675,12 @@ static int sum_entries(struct pen_torch_save *save, struct zip_entry *entries, s
 
 static int sum_up(struct pen_torch_save *save, struct pen_error *err)
 {
-	const struct zip_entry *table = &save->entries[save->small_count + save->storage_count];
+	const struct zip_entry *table = &save->entries[save->part_count + save->storage_count];
 	unsigned char *to = save->tail + (table->offset - save->tail_start), *buffer = NULL;
 	int rc;
 
 	torch_table_put(to, &save->table);
-	rc = sum_entries(save, save->entries + save->small_count, save->storage_count,
+	rc = sum_entries(save, save->entries + save->part_count, save->storage_count,
 			 to + TORCH_TABLE_HEAD, &buffer, err);
 	free(buffer);
 	return rc;
@@ -616,7 +688,7 @@ static int sum_up(struct pen_torch_save *save, struct pen_error *err)
 
 static void fill_tail(struct pen_torch_save *save)
 {
-	size_t count = save->small_count + save->storage_count + 1;
+	size_t count = save->part_count + save->storage_count + 1;
 	struct zip_entry *table = &save->entries[count - 1];
 	unsigned char *content = save->tail + (table->offset - save->tail_start), *at;
 	struct zip_end end = { .directory = table->offset + table->bytes, .count = count };
@@ -630,17 +702,58 @@ static void fill_tail(struct pen_torch_save *save)
 	zip_put_end(at, &end);
 }
 
-/* The headers' pages, each a header and zeros, and the tail. */
-static int write_rest(struct pen_torch_save *save, struct pen_report *report,
-		      struct pen_error *err)
+/* The packed storages of one run, from entry `first` up to `last`, with their headers. */
+static int write_run(struct pen_torch_save *save, const struct zip_entry *first,
+		     const struct zip_entry *last, unsigned char *buffer,
+		     struct pen_report *report, struct pen_error *err)
 {
-	const struct zip_entry *storages = save->entries + save->small_count;
-	struct pen_extent *extents = os_calloc(2 * save->storage_count + 1, sizeof(extents[0]));
+	uint64_t start = first->header;
+	struct pen_extent extent = {
+		.object = save->object, .offset = start, .memory = buffer,
+		.length = align(last[-1].offset + last[-1].bytes, PAGE) - start,
+	};
+	int rc = object_read(save->object, buffer, (size_t)extent.length, start, err);
+
+	if (rc)
+		return rc;
+	for (const struct zip_entry *entry = first; entry < last; entry++)
+		zip_put_local(buffer + (entry->header - start), entry);
+	return pen_transfer(PEN_WRITE, save->host, &extent, 1, &save->options, report, err);
+}
+
+static int write_packed(struct pen_torch_save *save, struct pen_report *rest,
+			struct pen_error *err)
+{
+	const struct zip_entry *first = save->entries + save->part_count, *last;
+	const struct zip_entry *end = first + save->packed_count;
+	unsigned char *buffer = NULL;
+	int rc = 0;
+
+	if (save->packed_count && !(buffer = os_calloc(1, RUN_MAX)))
+		return no_memory(save->object->name, err);
+	for (; !rc && first < end; first = last) {
+		struct pen_report report = PEN_REPORT_INIT;
+
+		for (last = first + 1; last < end && is_in_run(last, first->header);)
+			last++;
+		rc = write_run(save, first, last, buffer, &report, err);
+		add_report(rest, &report);
+	}
+	free(buffer);
+	return rc;
+}
+
+/* The headers' pages, each a header and zeros, and the tail. */
+static int write_rest(struct pen_torch_save *save, struct pen_report *rest, struct pen_error *err)
+{
+	const struct zip_entry *storages = save->entries + save->part_count + save->packed_count;
+	size_t storage_count = save->storage_count - save->packed_count, count = 0, room = 1;
+	struct pen_extent *extents = os_calloc(2 * storage_count + 1, sizeof(extents[0]));
+	struct pen_report report = PEN_REPORT_INIT;
 	unsigned char *headers, *header;
-	size_t count = 0, room = 1;
 	int rc;
 
-	for (size_t i = 0; i < save->storage_count; i++)
+	for (size_t i = 0; i < storage_count; i++)
 		room += ZIP_PUT_LOCAL(storages[i].name_length);
 	headers = header = os_calloc(1, room);
 	if (!extents || !headers) {
@@ -648,7 +761,7 @@ static int write_rest(struct pen_torch_save *save, struct pen_report *report,
 		free(headers);
 		return no_memory(save->object->name, err);
 	}
-	for (size_t i = 0; i < save->storage_count; i++) {
+	for (size_t i = 0; i < storage_count; i++) {
 		const struct zip_entry *entry = &storages[i];
 		size_t length = zip_put_local(header, entry);
 
@@ -666,7 +779,8 @@ static int write_rest(struct pen_torch_save *save, struct pen_report *report,
 		.object = save->object, .offset = save->tail_start, .memory = save->tail,
 		.length = save->size - save->tail_start,
 	};
-	rc = pen_transfer(PEN_WRITE, save->host, extents, count, &save->options, report, err);
+	rc = pen_transfer(PEN_WRITE, save->host, extents, count, &save->options, &report, err);
+	add_report(rest, &report);
 	free(extents);
 	free(headers);
 	return rc;
@@ -719,21 +833,11 @@ static int finish(struct pen_torch_save *save, struct pen_report *rest, struct p
 		rc = write_gaps(save, rest, err);
 	} else if (!rc) {
 		fill_tail(save);
-		rc = write_rest(save, rest, err);
+		rc = write_packed(save, rest, err);
+		if (!rc)
+			rc = write_rest(save, rest, err);
 	}
 	return rc ? rc : pen_object_commit(save->object, err);
-}
-
-/* Of both jobs; the paths are those of the first, which moved the storages. */
-static void add_report(struct pen_report *report, const struct pen_report *rest, uint64_t started)
-{
-	report->bytes += rest->bytes;
-	report->storage_bytes += rest->storage_bytes;
-	report->cpu_seconds += rest->cpu_seconds;
-	report->requests += rest->requests;
-	report->retries += rest->retries;
-	report->seconds = (double)(os_now() - started) / 1e9;
-	report->gb_per_s = report->seconds > 0 ? (double)report->bytes / report->seconds / 1e9 : 0;
 }
 
 int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
@@ -753,7 +857,9 @@ int pen_torch_save_wait(struct pen_torch_save *save, struct pen_report *report,
 		rc = error_set(err, -ECANCELED, "finish", "the save", -1, "it was cancelled");
 	if (!rc)
 		rc = finish(save, &rest, err);
-	add_report(&full, &rest, save->started);
+	add_report(&full, &rest);
+	full.seconds = (double)(os_now() - save->started) / 1e9;
+	full.gb_per_s = full.seconds > 0 ? (double)full.bytes / full.seconds / 1e9 : 0;
 	if (report) {
 		full.size = report->size;
 		memcpy(report, &full, full.size < sizeof(full) ? full.size : sizeof(full));

@@ -57,6 +57,9 @@ int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
 /* Every name in a directory but "." and "..", in no order; ends early where each() is not 0. */
 int os_list(int from, const char *path, int (*each)(const char *name, void *context),
 	    void *context);
+/* A small file of the kernel's, with a NUL after it; what does not fit is left out. Without stdio,
+ * whose locks a thread must not hold while another one is in exit(). */
+int os_read_text(const char *path, char *text, size_t size);
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
@@ -94,13 +97,15 @@ void os_eventfd_add(int fd);
 
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
+/* One that lives beside the program: from its start on no signal is for it. */
+int os_thread_start_aside(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 uint64_t os_thread_read(void);		/* bytes that stores had to read for it, so far */
 void os_sleep(uint64_t ns);
 struct timespec os_from_now(double seconds);	/* for pthread_cond_timedwait() */
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
-void os_stand_back(void);		/* this thread takes no signals, and cores that are free */
+void os_stand_back(void);		/* this thread takes only cores that are free */
 
 /*
  * Forks. A child has one thread; a lock that another thread held at that moment would stay held in
