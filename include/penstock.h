@@ -1064,6 +1064,11 @@ int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
  * they are. NULL after the last. */
 const char *pen_path_name(unsigned int number, const char **what);
 
+/* Bytes of memory that may still be taken, for the page cache too, before somebody is hurt: the
+ * machine's, or the least that a control group of the process has left. Without swap; UINT64_MAX
+ * where nobody says. */
+uint64_t pen_memory_available(void);
+
 /* Give pooled staging memory back to the system. What was made together with memory that a job
  * uses stays; always safe. */
 void pen_trim(void);

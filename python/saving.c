@@ -222,17 +222,10 @@ static PyType_Slot saving_slots[] = {
 	{ 0, NULL },
 };
 
-int saving_init(PyObject *module)
+bool saving_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.Saving",
-		.basicsize = sizeof(struct saving),
-		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-		.slots = saving_slots,
-	};
-
-	saving_type = type_add(module, "Saving", &spec);
-	return saving_type ? 0 : -1;
+	return type_add(module, &saving_type, MODULE "Saving", sizeof(struct saving), saving_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 void saving_stop_all(void)
@@ -287,7 +280,6 @@ struct request {
 	uint64_t *numbers;		/* of all shapes */
 	size_t tensor_count;
 	struct pen_metadata *metadata;
-	struct pen_stream *streams;
 	struct pen_options transfer;
 	struct pen_save_options options;
 };
@@ -297,7 +289,6 @@ static void request_free(struct request *request)
 	PyMem_Free(request->tensors);
 	PyMem_Free(request->numbers);
 	PyMem_Free(request->metadata);
-	PyMem_Free(request->streams);
 }
 
 static bool read_text(PyObject *object, const char **text, size_t *length)
@@ -376,31 +367,6 @@ static bool read_metadata(struct request *request, PyObject *list)
 	return true;
 }
 
-/* [(device, stream)] */
-static bool read_streams(struct request *request, PyObject *list)
-{
-	Py_ssize_t count = PyList_Size(list);
-
-	request->streams = PyMem_Calloc((size_t)count + 1, sizeof(request->streams[0]));
-	if (!request->streams)
-		return PyErr_NoMemory();
-	for (Py_ssize_t i = 0; i < count; i++) {
-		struct device *device;
-		PyObject *stream;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!O", device_type, &device,
-				      &stream))
-			return false;
-		request->streams[i].device = device->handle;
-		request->streams[i].stream = PyLong_AsVoidPtr(stream);
-		if (PyErr_Occurred())
-			return false;
-	}
-	request->transfer.streams = request->streams;
-	request->transfer.stream_count = (size_t)count;
-	return true;
-}
-
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "tensors", "metadata", "align", "shard_size", "streams",
@@ -411,6 +377,7 @@ PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 	};
 	PyObject *path, *tensors, *metadata, *streams, *keeps, *made = NULL;
 	unsigned long long align, shard_size, memory_limit;
+	struct pen_stream *after = NULL;
 	struct pen_save *save;
 	struct pen_error err;
 	int rc;
@@ -426,14 +393,16 @@ PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 	request.options.align = align;
 	request.options.shard_size = shard_size;
 	request.options.transfer = &request.transfer;
-	if (read_tensors(&request, tensors) && read_metadata(&request, metadata) &&
-	    read_streams(&request, streams)) {
+	if (read_tensors(&request, tensors) && read_metadata(&request, metadata))
+		after = read_streams(streams, &request.transfer);
+	if (after) {
 		Py_BEGIN_ALLOW_THREADS
 		rc = pen_save_start(PyBytes_AsString(path), request.tensors, request.tensor_count,
 				    &request.options, &save, &err);
 		Py_END_ALLOW_THREADS
 		made = rc ? raise_error(&err) : saving_new(&safetensors, save, keeps, tensors);
 	}
+	PyMem_Free(after);
 	request_free(&request);
 	Py_DECREF(path);
 	return made;

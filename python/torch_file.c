@@ -16,38 +16,6 @@ struct torch_file {
 
 static PyTypeObject *torch_file_type;
 
-/* ---------------------------------------------------------------------------------- shared -- */
-
-/* A table of `count` structs of `size` bytes, at least one; NULL with an exception. */
-static void *new_table(Py_ssize_t count, size_t size)
-{
-	void *table = PyMem_Calloc((size_t)(count ? count : 1), size);
-
-	return table ? table : PyErr_NoMemory();
-}
-
-struct pen_stream *torch_streams(PyObject *list, struct pen_options *options)
-{
-	Py_ssize_t count = list ? PyList_Size(list) : 0;
-	struct pen_stream *streams = count < 0 ? NULL : new_table(count, sizeof(*streams));
-
-	for (Py_ssize_t i = 0; streams && i < count; i++) {
-		unsigned long long stream;
-		struct device *device;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!K", device_type, &device,
-				      &stream)) {
-			PyMem_Free(streams);
-			return NULL;
-		}
-		streams[i] = (struct pen_stream){ .device = device->handle,
-						  .stream = (void *)(uintptr_t)stream };
-	}
-	options->streams = streams;
-	options->stream_count = (size_t)count;
-	return streams;
-}
-
 /* ----------------------------------------------------------------------------------- loads -- */
 
 struct load_ending {
@@ -175,7 +143,7 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 		return NULL;
 	options.groups = (uint64_t)PyList_Size(wanted);
 	extents = read_wanted(file, wanted);
-	after = extents ? torch_streams(streams, &options) : NULL;
+	after = extents ? read_streams(streams, &options) : NULL;
 	all = after ? PyTuple_Pack(2, self, keeps) : NULL;
 	job = all ? job_new(device, all) : NULL;
 	Py_XDECREF(all);
@@ -273,7 +241,7 @@ static struct pen_torch_storage *read_storages(PyObject *list, size_t *count)
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "device", "parts", "storages", "keeps", "transfer",
-				 "memory_limit", "streams", "gather", NULL };
+				 "memory_limit", "streams", "gather", "inject", NULL };
 	PyObject *path, *parts, *storages, *keeps, *memory_limit = NULL, *streams = NULL;
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_options options = PEN_OPTIONS_INIT;
@@ -287,16 +255,16 @@ PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct pen_error err;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!p", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!pz", names,
 					 PyUnicode_FSConverter, &path, device_type, &device,
 					 &PyList_Type, &parts, &PyList_Type, &storages, &keeps,
 					 &transfer, &memory_limit, &PyList_Type, &streams,
-					 &gather))
+					 &gather, &options.inject))
 		return NULL;
 	if (read_options(&options, transfer, memory_limit, NULL, PEN_CACHE_AUTO))
 		records = read_parts(parts, &content.part_count);
 	to_write = records ? read_storages(storages, &content.storage_count) : NULL;
-	after = to_write ? torch_streams(streams, &options) : NULL;
+	after = to_write ? read_streams(streams, &options) : NULL;
 	needs = PyTuple_Pack(2, (PyObject *)device, storages);
 	if (after && needs) {
 		content.parts = records;
@@ -458,15 +426,8 @@ static PyType_Slot torch_file_slots[] = {
 	{ 0, NULL },
 };
 
-int torch_file_init(PyObject *module)
+bool torch_file_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.TorchFile",
-		.basicsize = sizeof(struct torch_file),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = torch_file_slots,
-	};
-
-	torch_file_type = type_add(module, "TorchFile", &spec);
-	return torch_file_type ? 0 : -1;
+	return type_add(module, &torch_file_type, MODULE "TorchFile", sizeof(struct torch_file),
+			torch_file_slots, 0);
 }

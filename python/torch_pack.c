@@ -97,7 +97,7 @@ PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs)
 		return NULL;
 	if (read_options(&options, transfer, memory_limit, NULL, PEN_CACHE_AUTO) &&
 	    read_items(items, &pack))
-		after = torch_streams(streams, &options);
+		after = read_streams(streams, &options);
 	needs = PyTuple_Pack(2, (PyObject *)device, items);
 	if (after && needs) {
 		/* All storages are one group. */
@@ -351,7 +351,7 @@ static PyObject *torch_items_load(PyObject *self, PyObject *args, PyObject *kwar
 		return NULL;
 	count = (size_t)PyList_Size(wanted);
 	extents = read_wanted(items, wanted, count);
-	after = extents ? torch_streams(streams, &options) : NULL;
+	after = extents ? read_streams(streams, &options) : NULL;
 	files = after ? opened(items, &file_count) : NULL;
 	all = files ? PyTuple_Pack(3, self, keeps, wanted) : NULL;
 	job = all ? job_new(device, all) : NULL;
@@ -390,7 +390,7 @@ static PyType_Slot torch_items_slots[] = {
 	{ 0, NULL },
 };
 
-int torch_pack_init(PyObject *module)
+bool torch_pack_init(PyObject *module)
 {
 	PyType_Spec spec = {
 		.name = "penstock._penstock.TorchItems",
@@ -400,5 +400,5 @@ int torch_pack_init(PyObject *module)
 	};
 
 	torch_items_type = type_add(module, "TorchItems", &spec);
-	return torch_items_type ? 0 : -1;
+	return torch_items_type;
 }

@@ -12,7 +12,8 @@ cannot: another framework, a device we do not know, a thing that is not the name
    original itself is rebound.
 3. unpatch() puts originals back wherever a stand-in is the value of a global, of whichever age.
    Who has kept a stand-in elsewhere has, from then on, the original with another face.
-4. patch() counts: the last unpatch() undoes. No lock is held while something is imported.
+4. patch() counts: the last unpatch() undoes. One that fails does not count, and leaves nothing
+   behind. No lock is held while something is imported.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
@@ -339,9 +341,10 @@ def _install(module: ModuleType) -> None:
             setattr(module, row.name, _made[key][1])
 
 
-def _imported() -> list[str]:
+def _imported() -> list[ModuleType]:
     """Modules of the table that are there, or are being imported."""
-    return [name for name in _MODULES if isinstance(sys.modules.get(name), ModuleType)]
+    found = (sys.modules.get(name) for name in _MODULES)
+    return [module for module in found if isinstance(module, ModuleType)]
 
 
 def _stand_ins() -> dict[int, Any]:
@@ -436,14 +439,17 @@ class Patch:
         lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
         lines += [f"{name}: {count} handed on ({reason})"
                   for (name, reason), count in sorted(self.handed_on.items())]
-        return "\n".join(lines) or "no call of safetensors"
+        return "\n".join(lines) or "no call of safetensors, torch.load or torch.save"
 
 
 def patch() -> Patch:
-    """From now on, whoever calls safetensors loads and saves with Penstock.
+    """From now on, whoever calls safetensors, torch.load or torch.save loads and saves with
+    Penstock.
 
     transformers, diffusers, accelerate, peft and others do; they may have been imported before, or
-    come later. What Penstock does not know (a framework, a device) goes to safetensors as before.
+    come later. What Penstock does not know (a framework, a device, a file object) goes
+    to safetensors or torch as before. A torch file that Penstock saves is always whole under its
+    name, and durable when torch.save returns; files of torch's are verified as they are loaded.
     Either ``unpatch()`` ends it, or the end of a ``with penstock.patch():`` block.
     """
     global _count
@@ -452,13 +458,20 @@ def patch() -> Patch:
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         made = Patch()
-    for name in _imported():
-        import_module(name)     # another thread may be in the middle of it
-    with _lock:
-        if _count:
-            for name in _imported():
-                _install(sys.modules[name])
-            _rebind(_stand_ins())
+    try:
+        for module in _imported():
+            # Another thread may be in the middle of it. If it fails, that thread is told, and
+            # there is nothing to change.
+            with suppress(Exception):
+                import_module(module.__name__)
+        with _lock:
+            if _count:
+                for module in _imported():
+                    _install(module)
+                _rebind(_stand_ins())
+    except BaseException:
+        unpatch()
+        raise
     return made
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, from_engine, refuse
+from ._error import Error, from_engine, raising, refuse
 from ._names import file_name
 from ._options import options
 from ._progress import wait
@@ -34,8 +34,9 @@ _YES = ("1", "y", "yes", "true")
 _LARGE, _ROUND = 1 << 20, 512
 
 
-def _damaged(path: Any, message: str, hint: str = "") -> Error:
-    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint)
+def _damaged(path: Any, message: str, hint: str = "", also: tuple[type, ...] = ()) -> Error:
+    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint,
+                       also)
 
 
 # ------------------------------------------------------------------------------- where it goes --
@@ -275,13 +276,14 @@ def why_torch_loads(f: Any, map_location: Any = None, pickle_module: Any = None,
 
 def _why_torch_reads(torch: Any, path: Any) -> tuple[str, Any]:
     """Why what lies in the file is torch's to read, or the open file."""
-    with suppress(OSError), open(path, "rb") as file:
-        head = file.read(len(_ZIP))
-        if not head:
-            raise EOFError(f"cannot load {os.fspath(path)}: the file is empty. Was the program "
-                           "that wrote it stopped? penstock.save leaves no such files")
-        if head != _ZIP:
-            return "it is in the format before zip", None
+    head = _ZIP
+    with suppress(OSError), open(path, "rb") as plain:      # the engine says what is wrong
+        head = plain.read(len(_ZIP))
+    if not head:
+        raise _damaged(path, "the file is empty", "Was the program that wrote it stopped? "
+                       "penstock.save leaves no such files", also=(EOFError,))
+    if head != _ZIP:
+        return "it is in the format before zip", None
     file = _penstock.TorchFile(file_name(path))
     records = file.records()
     if "constants.pkl" in records:
@@ -307,6 +309,35 @@ def _locations(file: Any, content: bytes, map_location: Any) -> dict[int, str]:
     with suppress(Error):
         return file.locations()
     return {}
+
+
+def _read(torch: Any, f: Any, file: Any, map_location: Any, module: Any,
+          arguments: dict[str, Any], how: tuple, progress: bool) -> Any:
+    """What is in the file, unpickled by the Unpickler of `module`."""
+    restricted = module is torch._weights_only_unpickler
+    arguments.setdefault("encoding", "utf-8")
+    records = file.records()
+    content = file.read(records["data.pkl"][0])
+    places = _places(torch, records, _locations(file, content, map_location), map_location)
+    arrivals = _Arrivals(torch, file, list(places.values()), *how)
+    try:
+        try:
+            unpickling = _Unpickling(torch, f, places, arrivals, map_location)
+            result = unpickling.load(content, module, **arguments)
+            unpickling.check_sizes(records)
+        except Exception:
+            # Bytes that are not what was saved explain more than what they led to.
+            arrivals.finish("", False)
+            raise
+        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
+        torch._utils._validate_loaded_sparse_tensors()
+    except pickle.UnpicklingError as error:
+        raise (_refused(error) if restricted else error) from None
+    finally:
+        arrivals.stop()
+        torch._utils._sparse_tensors_to_validate.clear()
+    _report.keep(report)
+    return result
 
 
 def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = None, *,
@@ -339,35 +370,15 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     file = None
     reason = why_torch_loads(f, map_location, pickle_module, mmap=mmap)
     if not reason:
-        reason, file = _why_torch_reads(torch, f)
+        with raising(RuntimeError, damaged=True):
+            reason, file = _why_torch_reads(torch, f)
     if reason:
         return by_torch(lambda: torch.load(f, map_location, pickle_module,
                                            weights_only=weights_only, mmap=mmap,
                                            **pickle_load_args), f, reason, kind, memory_limit)
     if pickle_load_args and restricted:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
-    pickle_load_args.setdefault("encoding", "utf-8")
-    records = file.records()
-    content = file.read(records["data.pkl"][0])
-    places = _places(torch, records, _locations(file, content, map_location), map_location)
-    arrivals = _Arrivals(torch, file, list(places.values()), verify, kind, limit, policy)
-    try:
-        try:
-            unpickling = _Unpickling(torch, f, places, arrivals, map_location)
-            result = unpickling.load(
-                content, torch._weights_only_unpickler if restricted else pickle_module or pickle,
-                **pickle_load_args)
-            unpickling.check_sizes(records)
-        except Exception:
-            # Bytes that are not what was saved explain more than what they led to.
-            arrivals.finish("", False)
-            raise
-        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
-        torch._utils._validate_loaded_sparse_tensors()
-    except pickle.UnpicklingError as error:
-        raise (_refused(error) if restricted else error) from None
-    finally:
-        arrivals.stop()
-        torch._utils._sparse_tensors_to_validate.clear()
-    _report.keep(report)
-    return result
+    module = torch._weights_only_unpickler if restricted else pickle_module or pickle
+    with raising(RuntimeError, damaged=True):
+        return _read(torch, f, file, map_location, module, pickle_load_args,
+                     (verify, kind, limit, policy), progress)

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
+from ._error import raising
 from ._names import file_name
 from ._options import options
 from ._progress import wait_or_stop
@@ -119,12 +120,13 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
     del pickler
     placed = storages.on_devices()
     devices = {device for _, device in placed} or {"host"}
-    job = _penstock.torch_save(
-        file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
-        [(storage.data_ptr(), storage.nbytes(), open_device(device))
-         for storage, device in placed],
-        placed, kind, limit, streams(torch, devices))
-    report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
+    with raising(RuntimeError):
+        job = _penstock.torch_save(
+            file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
+            [(storage.data_ptr(), storage.nbytes(), open_device(device))
+             for storage, device in placed],
+            placed, kind, limit, streams(torch, devices))
+        report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
     report["device"] = "+".join(sorted(devices))
     _report.keep(report)
     return None

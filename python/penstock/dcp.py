@@ -28,7 +28,7 @@ import re
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import filesystem, storage
@@ -237,7 +237,9 @@ class Writer(filesystem.FileSystemWriter):
     A checkpoint that exists stays whole until the new one is, whatever happens; then its files go.
     ``overwrite=False`` refuses to replace one. ``transfer`` and ``memory_limit`` are as in
     ``penstock.save``. With ``async_save`` training waits until the bytes have been copied to host
-    memory, at most ``memory_limit`` of them ahead of the disk. ``report`` is about the last save.
+    memory, at most ``memory_limit`` of them ahead of the disk; left out, it is what memory is
+    plentiful, half of what is available, divided by LOCAL_WORLD_SIZE. ``report`` is about the last
+    save.
     """
 
     _synchronize_after_execute = True
@@ -250,6 +252,7 @@ class Writer(filesystem.FileSystemWriter):
             raise refuse("write to", str(path), reason,
                          "Use torch.distributed.checkpoint.FileSystemWriter for that")
         self._transfer, self._limit, _ = options(transfer, memory_limit)
+        self._plenty = memory_limit is None
         self._path: Any = None
         self._thread = _Thread()
         self._staging: _Staging | None = None
@@ -379,7 +382,7 @@ class Writer(filesystem.FileSystemWriter):
             return []
         job, places = _penstock.torch_pack(
             file_name(os.path.join(folder, name)), open_device("host"), wanted.items,
-            wanted.keeps, self._transfer, self._limit, after, staging is not None)
+            wanted.keeps, self._transfer, self._room(staging), after, staging is not None)
         wanted.keeps = []
         if staging is not None:
             job.wait_gathered()
@@ -391,6 +394,14 @@ class Writer(filesystem.FileSystemWriter):
         return [storage.WriteResult(index=item.index, size_in_bytes=size,
                                     storage_data=filesystem._StorageInfo(name, offset, size))
                 for item, (offset, size) in zip(ordered, places)]
+
+    def _room(self, staging: _Staging | None) -> int | Literal["auto"]:
+        """Most host memory for a save: of one that training waits for, what is plentiful, and this
+        rank's share of it."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if staging is None or not self._plenty:
+            return self._limit
+        return "auto" if ranks <= 1 else max(self._limit, _penstock.memory_available() // 2 // ranks)
 
     def finish(self, metadata: Any, results: list[list[storage.WriteResult]]) -> None:
         """Now the checkpoint exists, in place of the one before."""

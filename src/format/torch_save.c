@@ -44,7 +44,7 @@ struct pen_torch_save {
 	uint64_t started;		/* os_now() */
 	uint64_t groups, gathered;	/* of the first job: all, and those that are gathered */
 	struct zip_entry *entries;	/* parts, storages, the table: by offset */
-	size_t *order;			/* which of the caller's storages each one is: packed first */
+	size_t *order;			/* which of the caller's storages each is: packed first */
 	size_t part_count, packed_count, storage_count;
 	uint64_t front_length;		/* of the front, then nothing up to the first storage */
 	unsigned char *front, *tail;

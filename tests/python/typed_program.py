@@ -105,6 +105,7 @@ def in_place_of_others(path: Path, folder: Path) -> int:
     penstock.unpatch()
     tensors: dict[str, object] = penstock.load_model(path, framework="np")
     penstock.save_model(tensors, folder, max_shard_size="1GB", metadata={"by": "us"})
+    penstock.save_model(tensors, folder / "one.safetensors", {"by": "us"}, align=4096)
     penstock.save({"tensors": 1}, folder / "state.pt", transfer="auto")
     state: object = penstock.load(folder / "state.pt", map_location="cpu", weights_only=True)
     assert state == {"tensors": 1}

@@ -123,6 +123,7 @@ TEST(a_group_whose_name_is_not_found_is_looked_for_at_the_root)
 TEST(this_machine_has_an_answer)
 {
 	CHECK(memory_available("") > 0 && memory_available("") < UINT64_MAX);
+	CHECK(pen_memory_available() > 0 && pen_memory_available() < UINT64_MAX);
 }
 
 TEST_MAIN
