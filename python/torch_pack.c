@@ -392,13 +392,6 @@ static PyType_Slot torch_items_slots[] = {
 
 bool torch_pack_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.TorchItems",
-		.basicsize = sizeof(struct torch_items),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = torch_items_slots,
-	};
-
-	torch_items_type = type_add(module, "TorchItems", &spec);
-	return torch_items_type;
+	return type_add(module, &torch_items_type, MODULE "TorchItems", sizeof(struct torch_items),
+			torch_items_slots, 0);
 }

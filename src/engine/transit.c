@@ -605,11 +605,12 @@ static struct slot *find_slot(struct lane *lane, size_t size)
 {
 	struct staging *staging = &lane->staging;
 	bool ahead = lane->job->schedule->ahead;
-	struct slot *slot = ahead ? staging_take_last(staging, size) : staging_take(staging, size);
+	struct slot *slot = ahead ? staging_take_unused(staging, size)
+				  : staging_take(staging, size);
 
 	if (!slot && size && staging_can_grow(staging) &&
 	    !lane_add_piece(lane, staging->piece_count ? PIECE_MORE : PIECE_FIRST))
-		slot = staging_take_last(staging, size);
+		slot = staging_take_unused(staging, size);
 	/* Who gathers takes what is free again only when there is nothing new to be had: making
 	 * memory is slow, so the store frees some meanwhile, and the next save, which is faster,
 	 * would have to make what this one did without. */

@@ -32,20 +32,20 @@ void staging_fini(struct staging *staging)
 	staging->pieces = NULL;
 }
 
-/* The lowest free stretch of `size` bytes of a piece, and the link that a slot there hangs on;
- * NULL where there is none. */
+/* The lowest free stretch of `size` bytes of a piece, not below *at, which becomes its place; and the
+ * link that a slot there hangs on. NULL where there is none. */
 static struct slot **find_gap(struct staged_piece *piece, size_t size, size_t *at)
 {
 	struct slot **link = &piece->first;
 
-	*at = 0;
 	if (size > piece->free)
 		return NULL;
-	while (*link && (*link)->at - *at < size) {
-		*at = (*link)->at + (*link)->size;
+	while (*link && (*link)->at < *at + size) {
+		if ((*link)->at + (*link)->size > *at)
+			*at = (*link)->at + (*link)->size;
 		link = &(*link)->next;
 	}
-	return *link || size <= piece->piece->size - *at ? link : NULL;
+	return size <= piece->piece->size - *at ? link : NULL;
 }
 
 static unsigned int first_free(const struct staging *staging)
@@ -55,8 +55,11 @@ static unsigned int first_free(const struct staging *staging)
 			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
 }
 
-static struct slot *take_from(struct staging *staging, unsigned int piece, size_t size)
+/* From this piece on, and wherever in it, or only where no slot has been yet. */
+static struct slot *take_from(struct staging *staging, unsigned int piece, size_t size,
+			      bool unused)
 {
+	struct staged_piece *staged = NULL;
 	struct slot **link = NULL, *slot;
 	unsigned int number;
 	size_t at = 0;
@@ -64,8 +67,11 @@ static struct slot *take_from(struct staging *staging, unsigned int piece, size_
 	if (staging->used == staging->slot_count)
 		return NULL;
 	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
-	for (; size && !link && piece < staging->piece_count; piece++)
-		link = find_gap(&staging->pieces[piece], size, &at);
+	for (; size && !link && piece < staging->piece_count; piece++) {
+		staged = &staging->pieces[piece];
+		at = unused ? staged->unused : 0;
+		link = find_gap(staged, size, &at);
+	}
 	if (size && !link)
 		return NULL;
 	number = first_free(staging);
@@ -73,10 +79,12 @@ static struct slot *take_from(struct staging *staging, unsigned int piece, size_
 	*slot = (struct slot){ .taken = true, .at = at, .size = size };
 	if (size) {
 		slot->piece = piece - 1;
-		slot->memory = staging->pieces[piece - 1].piece->memory + at;
+		slot->memory = staged->piece->memory + at;
 		slot->next = *link;
 		*link = slot;
-		staging->pieces[piece - 1].free -= size;
+		staged->free -= size;
+		if (staged->unused < at + size)
+			staged->unused = at + size;
 	}
 	staging->busy[number / 64] |= 1ull << number % 64;
 	staging->used++;
@@ -85,12 +93,12 @@ static struct slot *take_from(struct staging *staging, unsigned int piece, size_
 
 struct slot *staging_take(struct staging *staging, size_t size)
 {
-	return take_from(staging, 0, size);
+	return take_from(staging, 0, size, false);
 }
 
-struct slot *staging_take_last(struct staging *staging, size_t size)
+struct slot *staging_take_unused(struct staging *staging, size_t size)
 {
-	return take_from(staging, staging->piece_count ? staging->piece_count - 1 : 0, size);
+	return take_from(staging, staging->piece_count ? staging->piece_count - 1 : 0, size, true);
 }
 
 void staging_put(struct staging *staging, struct slot *slot)

@@ -31,6 +31,7 @@ struct staging {
 		struct piece *piece;
 		struct slot *first;
 		size_t free;		/* bytes, in whatever stretches */
+		size_t unused;		/* where no slot has been, from here to the end */
 	} *pieces;
 	unsigned int piece_count, piece_room;
 	struct slot *slots;
@@ -45,8 +46,8 @@ void staging_fini(struct staging *staging);
 
 /* A slot of `size` bytes (0: only the bookkeeping); NULL where there is no room now. */
 struct slot *staging_take(struct staging *staging, size_t size);
-/* The same in the piece that was added last, and in no other. */
-struct slot *staging_take_last(struct staging *staging, size_t size);
+/* The same in the piece that was added last, and there only where no slot has been yet. */
+struct slot *staging_take_unused(struct staging *staging, size_t size);
 void staging_put(struct staging *staging, struct slot *slot);
 
 /* The number of the first slot in use from `from` on; slot_count: there is none. */
