@@ -112,6 +112,16 @@ def in_place_of_others(path: Path, folder: Path) -> int:
     return sum(patched.served.values())
 
 
+def ranks(folder: Path) -> int:
+    """Storage for torch.distributed.checkpoint."""
+    from penstock.dcp import Reader, Writer
+
+    writer = Writer(folder / "sharded", overwrite=False, transfer="auto", memory_limit=1 << 26)
+    reader = Reader(folder / "sharded", cache="drop", verify=True)
+    report: penstock.Report | None = writer.report
+    return int(report is None) + int(reader is not None)
+
+
 def model(path: Path) -> object:
     """The one thing that is checked here and not run: it wants a model of transformers."""
     return penstock.from_pretrained(path, "cuda:0", dtype="bfloat16", progress=True)
@@ -123,7 +133,7 @@ def main(folder: Path) -> None:
     print(files(folder), loads(path), *reports(), errors(folder))
     print(penstock.load_file(path, framework="np", dtype=halved)["a"].dtype, cache())
     ahead(path)
-    print(in_place_of_others(path, folder / "model"))
+    print(in_place_of_others(path, folder / "model"), ranks(folder))
     penstock.trim()
 
 
