@@ -21,8 +21,8 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
@@ -247,17 +247,24 @@ def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
     return not reason
 
 
+@contextmanager
+def serving() -> Iterator[None]:
+    """Within, what this thread calls is the original's."""
+    before, _serving.now = getattr(_serving, "now", False), True
+    try:
+        yield
+    finally:
+        _serving.now = before
+
+
 def _function(row: Row, original: Callable) -> Callable:
     @wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         if not _serves(row, args, kwargs):
             return original(*args, **kwargs)
         serve = row.serving()
-        _serving.now = True
-        try:
+        with serving():
             return serve(*args, **kwargs)
-        finally:
-            _serving.now = False
 
     return stand_in
 

@@ -40,6 +40,7 @@ from ._device import device_name, open_device
 from ._error import Error, from_engine, refuse
 from ._names import file_name
 from ._options import options
+from ._patch import serving
 from ._progress import wait_or_stop
 from ._torch import streams
 from ._torch_save import _PROTOCOL, _Storages
@@ -345,7 +346,8 @@ class Writer(filesystem.FileSystemWriter):
                              "Wait for it, or give each its own checkpoint_id")
             _under_way.add(folder)
         try:
-            results = self._write(folder, plan, planner, staging)
+            with serving():
+                results = self._write(folder, plan, planner, staging)
         except Exception as error:
             if staging is not None:
                 staging.end(error if isinstance(error, Error) else None)
@@ -610,7 +612,8 @@ class Reader(filesystem.FileSystemReader):
             reading = self._read_file(name, items, planner, by_torch)
             reports += reading.reports
         if by_torch:
-            super().read_data(dataclasses.replace(plan, items=by_torch), planner).wait()
+            with serving():
+                super().read_data(dataclasses.replace(plan, items=by_torch), planner).wait()
         if reports:
             _report.keep(_report.merge(reports, sum(report["seconds"] for report in reports),
                                        "+".join(sorted({r["device"] for r in reports}))))
