@@ -403,7 +403,9 @@ class Writer(filesystem.FileSystemWriter):
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if staging is None or not self._plenty:
             return self._limit
-        return "auto" if ranks <= 1 else max(self._limit, _penstock.memory_available() // 2 // ranks)
+        if ranks <= 1:
+            return "auto"
+        return max(self._limit, _penstock.memory_available() // 2 // ranks)
 
     def finish(self, metadata: Any, results: list[list[storage.WriteResult]]) -> None:
         """Now the checkpoint exists, in place of the one before."""

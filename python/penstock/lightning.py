@@ -32,7 +32,7 @@ def _base() -> Any:
 class CheckpointIO(_base()):    # type: ignore[misc]
     """Saves and loads the trainer's checkpoints with ``penstock.save`` and ``penstock.load``.
 
-    ``transfer`` and ``memory_limit`` are as there; ``verify=False`` loads without comparing digests.
+    ``transfer`` and ``memory_limit`` are as there; ``verify=False`` compares no digests.
     """
 
     def __init__(self, *, transfer: str | int = "auto", memory_limit: int | None = None,

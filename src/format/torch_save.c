@@ -650,7 +650,7 @@ static int read_back(struct pen_torch_save *save, uint64_t index, uint64_t at, s
 	return rc;
 }
 
-/* The CRC32s of storages from those of their chunks, which go into the table at `to` as they are. */
+/* The CRC32s of storages from those of their chunks, which go into the table as they are. */
 static int sum_entries(struct pen_torch_save *save, struct zip_entry *entries, size_t count,
 		       unsigned char *to, unsigned char **buffer, struct pen_error *err)
 {

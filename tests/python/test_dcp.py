@@ -219,7 +219,7 @@ def test_two_saves_into_one_folder_at_a_time_are_refused(tmp_path):
     assert seen and files(tmp_path) == ["__0_0.distcp"]
 
 
-# --------------------------------------------------------------------- in the place of another one --
+# ------------------------------------------------------------------- in the place of another one --
 
 def test_a_checkpoint_stays_whole_until_the_next_one_is(tmp_path):
     class Stopped(Writer):
@@ -301,7 +301,7 @@ def test_what_went_through_an_extension_is_read_by_torch(tmp_path):
     assert load(state, tmp_path, _extension_registry=registry)["w"].equal(state["w"])
 
 
-# ---------------------------------------------------------------------------------- patch() & co. --
+# --------------------------------------------------------------------------------- patch() & co. --
 
 def test_patch_serves_torchs_classes_and_hands_on_what_it_cannot(tmp_path):
     state = {"w": torch.randn(5000)}
@@ -371,7 +371,7 @@ def test_lightning_saves_and_loads_through_penstock(tmp_path, monkeypatch):
     assert not path.exists()
 
 
-# -------------------------------------------------------------------------------------- many ranks --
+# ------------------------------------------------------------------------------------ many ranks --
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["reshard", "fsdp", "kill"])
