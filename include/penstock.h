@@ -14,6 +14,7 @@
  *   job      a set of extents on the move
  *   model    the tensors of a safetensors file, or of a folder of them
  *   torch    a file as torch.save writes it, a zip of storages and a pickle
+ *   checkpoints   a folder of steps, each with such a file for each rank, and a manifest
  *
  * Simple use: read a whole file into GPU memory
  *
@@ -1008,6 +1009,190 @@ int pen_layout_make(const struct pen_save_tensor *tensors, size_t count,
 		    const struct pen_save_options *options, struct pen_layout **layout,
 		    struct pen_error *err);
 void pen_layout_free(struct pen_layout *layout);
+
+/* ----------------------------------------------------------------------------- checkpoints -- */
+
+/*
+ * A folder of checkpoints has a folder for each step, in which each rank has a file as torch.save
+ * writes it, and a manifest that names these files:
+ *
+ *	DIR/step-00001200/rank-00000.pt
+ *	DIR/step-00001200/manifest.json
+ *	DIR/.penstock.lock
+ *
+ * The manifest is written last. A step exists when its manifest is there: before, there is nothing
+ * that anybody takes for a checkpoint; afterwards, all of it is durable. docs/checkpoint-folder.md
+ * has the format. What a writer does, once for each rank and in this order:
+ *
+ *	pen_checkpoints_open(dir, PEN_WRITE, rank, &folder, &err);
+ *	pen_checkpoints_begin(folder, step, world_size, 0, &path, &err);   rank 0 before the others
+ *	pen_torch_save_start(path, ...), pen_torch_save_wait(...);
+ *	pen_checkpoints_describe(folder, &file, &err);
+ *	pen_checkpoints_commit(folder, files, world_size, "{}", &err);   rank 0, of all files
+ *
+ * A folder has one writer: rank 0 holds a lock on DIR/.penstock.lock (flock), from opening to
+ * closing. A second one is refused, -EBUSY, with words that name the process and its machine. The
+ * other ranks have no lock; they write into a step that rank 0 began. A forked child has no part
+ * in the lock, and cannot write: -ECHILD. Readers need no lock: a step that is removed while they
+ * look at it is simply not there.
+ *
+ * pen_checkpoints_list(), _show(), _latest(), _verify(), _path() and _warning() may be called from
+ * several threads at once, also while another one writes.
+ */
+struct pen_checkpoints;
+
+enum pen_checkpoint_state {
+	PEN_CHECKPOINT_WHOLE,		/* its manifest is right, its files are there and have the
+					   sizes that it says */
+	PEN_CHECKPOINT_DAMAGED,		/* there is a manifest, but not all that it promises */
+	PEN_CHECKPOINT_UNFINISHED,	/* there is none: it is being written, or was when its
+					   writer was stopped; pen_checkpoints_sweep() knows */
+};
+
+/* The file of one rank. */
+struct pen_checkpoint_file {
+	char name[32];			/* in the folder of its step */
+	uint64_t bytes;
+	uint64_t tensors;
+	char digest[32];		/* "xxh3:" and 16 digits: of the places, sizes and CRC32s of
+					   all its records */
+	uint64_t reserved[4];
+};
+
+/* What a manifest says; of steps that are not whole, what can be said. */
+struct pen_checkpoint {
+	uint64_t step;
+	int state;			/* enum pen_checkpoint_state */
+	uint32_t world_size;		/* ranks; 0: not known, as all that follows */
+	uint64_t bytes;			/* of all its files */
+	char time[24];			/* of the commit: "2026-11-17T02:30:00Z" */
+	const struct pen_checkpoint_file *files;	/* one for each rank, in their order */
+	size_t file_count;
+	const char *user;		/* the caller's own values, a JSON object, with a NUL */
+	size_t user_length;
+	char problem[256];		/* why it is not whole; "" where it is */
+	uint64_t reserved[4];
+};
+
+struct pen_checkpoint_list {
+	const struct pen_checkpoint *steps;	/* ascending */
+	size_t count;
+};
+
+/*
+ * Open a folder of checkpoints: with PEN_READ to look at it, with PEN_WRITE to write as this rank
+ * (`rank` means nothing to a reader). Rank 0 creates the folder where it is missing, with those
+ * above it, and takes the lock. Where the file system has no locks it goes on without, and
+ * pen_checkpoints_warning() says so: then it is yours to see that nobody else writes there.
+ */
+int pen_checkpoints_open(const char *path, enum pen_mode mode, uint32_t rank,
+			 struct pen_checkpoints **folder, struct pen_error *err);
+
+/* NULL is allowed. A step that was begun and not committed is abandoned. */
+void pen_checkpoints_close(struct pen_checkpoints *folder);
+
+/* Its absolute path; and what is odd but no error, in words, or "". */
+const char *pen_checkpoints_path(const struct pen_checkpoints *folder);
+const char *pen_checkpoints_warning(const struct pen_checkpoints *folder);
+
+/* All steps, whatever their state. Release with pen_checkpoint_list_free(), which takes NULL. */
+int pen_checkpoints_list(struct pen_checkpoints *folder, struct pen_checkpoint_list **list,
+			 struct pen_error *err);
+void pen_checkpoint_list_free(struct pen_checkpoint_list *list);
+
+/* The last step that is whole; -ENOENT where there is none. */
+int pen_checkpoints_latest(struct pen_checkpoints *folder, uint64_t *step, struct pen_error *err);
+
+/* One step, which must be whole: -ENOENT if there is none, -EBADMSG with words if it is damaged.
+ * Release with pen_checkpoint_free(), which takes NULL. */
+int pen_checkpoints_show(struct pen_checkpoints *folder, uint64_t step,
+			 struct pen_checkpoint **checkpoint, struct pen_error *err);
+void pen_checkpoint_free(struct pen_checkpoint *checkpoint);
+
+/* For pen_checkpoints_begin(): a step that is there is replaced at the commit, not before. */
+#define PEN_CHECKPOINT_OVERWRITE 1u
+
+/*
+ * Begin to save a step: its folder is there, and durable. `path` is the file that this rank is to
+ * write, with PEN_WRITE; it lives until the next call of this function. A step that exists is
+ * refused, -EEXIST, or replaced: then the files have new names, and the old ones go after the
+ * commit. Rank 0 begins first; what a crash left in the folder of this step goes then.
+ */
+int pen_checkpoints_begin(struct pen_checkpoints *folder, uint64_t step, uint32_t world_size,
+			  uint32_t flags, const char **path, struct pen_error *err);
+
+/* What this rank has written, for the commit: read from the file itself. */
+int pen_checkpoints_describe(struct pen_checkpoints *folder, struct pen_checkpoint_file *file,
+			     struct pen_error *err);
+
+/*
+ * By rank 0, when all ranks have written: `files` are what they described, in their order. Each is
+ * looked at again; what is not as described is an error. Then the manifest is written, durable
+ * before this returns. `user` is a JSON object of the caller's own, or NULL. After an error the
+ * step is still begun: pen_checkpoints_abandon() it, or commit again.
+ */
+int pen_checkpoints_commit(struct pen_checkpoints *folder,
+			   const struct pen_checkpoint_file *files, size_t count, const char *user,
+			   struct pen_error *err);
+
+/* Remove what was written since pen_checkpoints_begin(): of this rank, or, by rank 0, of all. A
+ * step that was to be replaced stays. */
+int pen_checkpoints_abandon(struct pen_checkpoints *folder, struct pen_error *err);
+
+/* What verifying a step has found. */
+struct pen_checkpoint_checked {
+	size_t size;			/* sizeof(struct pen_checkpoint_checked) */
+	uint64_t files;			/* that are as their rank described them */
+	uint64_t bytes;			/* of these files */
+	uint64_t verified;		/* bytes of storages that are as they were saved ... */
+	uint64_t unverified;		/* ... and those that the files have no sums of */
+};
+
+#define PEN_CHECKPOINT_CHECKED_INIT PEN_SIZED_INIT(pen_checkpoint_checked)
+
+/*
+ * Read all of a step, by jobs with `options` (NULL is allowed): every file is the one that the
+ * manifest means, and as it was saved. What is not is -EILSEQ or -EBADMSG, and the words name the
+ * file, a tensor and the byte. `checked` may be NULL.
+ */
+int pen_checkpoints_verify(struct pen_checkpoints *folder, uint64_t step,
+			   const struct pen_options *options,
+			   struct pen_checkpoint_checked *checked, struct pen_error *err);
+
+/* What was removed, or would be, and what stays though no step needs it. All names begin at the
+ * folder: "step-00000100", "step-00000200/rank-00000.1.pt". */
+struct pen_checkpoint_removal {
+	const uint64_t *steps;		/* that do not exist any more */
+	size_t step_count;
+	const char *const *removed;
+	size_t removed_count;
+	const char *const *left;	/* not ours, or could not be removed */
+	size_t left_count;
+	uint64_t bytes;			/* of the files that were removed */
+};
+
+/* For the two below: remove nothing, tell what would be. */
+#define PEN_CHECKPOINT_DRY_RUN 1u
+
+/*
+ * Remove the steps before the last `keep` (at least 1) that are whole; damaged ones among these do
+ * not count, and go if they are older than all that are kept. Never the last whole step, nor one
+ * that was begun. The manifest goes first, and durably. Files that are not Penstock's stay, and
+ * their folder with them. By rank 0.
+ */
+int pen_checkpoints_gc(struct pen_checkpoints *folder, uint32_t keep, uint32_t flags,
+		       struct pen_checkpoint_removal **removal, struct pen_error *err);
+
+/*
+ * Remove what a crash left: folders of steps that have no manifest, files in a step that its
+ * manifest does not name, temporary files. By rank 0, whose lock says that nobody else writes;
+ * where there are no locks all of it stays, and is told in `left`. Damaged steps are not touched.
+ */
+int pen_checkpoints_sweep(struct pen_checkpoints *folder, uint32_t flags,
+			  struct pen_checkpoint_removal **removal, struct pen_error *err);
+
+/* NULL is allowed. */
+void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
 
 /* --------------------------------------------------------------------------------- explain -- */
 

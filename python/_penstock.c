@@ -1401,6 +1401,8 @@ static PyMethodDef functions[] = {
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
 	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
 	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },
+	{ "checkpoints_open", checkpoints_open, METH_VARARGS,
+	  "checkpoints_open(path, write, rank) -> Checkpoints" },
 	{ "warming_stop", warming_stop, METH_NOARGS, "Give up what is left." },
 	{ NULL },
 };
@@ -1455,6 +1457,7 @@ PyMODINIT_FUNC PyInit__penstock(void)
 
 	if (module && (!add_types(module) || !arrays_init(module) || !saving_init(module) ||
 		       !torch_file_init(module) || !torch_pack_init(module) ||
+		       !checkpoints_init(module) ||
 		       add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);

@@ -167,6 +167,10 @@ int torch_start_load(struct pen_torch *const *files, size_t file_count, struct d
 bool torch_pack_init(PyObject *module);
 PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* checkpoints.c: adds Checkpoints to the module, and a function of it. */
+bool checkpoints_init(PyObject *module);
+PyObject *checkpoints_open(PyObject *module, PyObject *args);
+
 /* Adds Array, View and the functions of arrays.c to the module. */
 bool arrays_init(PyObject *module);
 

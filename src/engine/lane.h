@@ -41,8 +41,8 @@
  *   3. What is in flight is never abandoned: the thread ends only when all of its requests and
  *      copies are over.
  *   4. What waits for its time holds up nobody: it has a slot, and no thread sleeps for it alone.
- *   5. A transit is in the list of its state, `to_send` or `moving`, or, FREE or QUEUED, in none; it
- *      has a set of fences while it is COPYING, and there is always one to be had.
+ *   5. A transit is in the list of its state, `to_send` or `moving`; FREE or QUEUED it is in none.
+ *      It has a set of fences while it is COPYING, and there is always one to be had.
  */
 #include <pthread.h>
 #include "base/hist.h"

@@ -32,8 +32,8 @@ void staging_fini(struct staging *staging)
 	staging->pieces = NULL;
 }
 
-/* The lowest free stretch of `size` bytes of a piece, not below *at, which becomes its place; and the
- * link that a slot there hangs on. NULL where there is none. */
+/* The lowest free stretch of `size` bytes of a piece, not below *at, which becomes its place; and
+ * the link that a slot there hangs on. NULL where there is none. */
 static struct slot **find_gap(struct staged_piece *piece, size_t size, size_t *at)
 {
 	struct slot **link = &piece->first;

@@ -242,6 +242,18 @@ int os_unlink(int directory, const char *name)
 	return result(unlinkat(directory, name, 0));
 }
 
+int os_mkdir(int from, const char *path, mode_t mode)
+{
+	FAULT("mkdir");
+	return result(mkdirat(from, path, mode));
+}
+
+int os_rmdir(int from, const char *path)
+{
+	FAULT("rmdir");
+	return result(unlinkat(from, path, AT_REMOVEDIR));
+}
+
 int os_may_write(int from, const char *path)
 {
 	FAULT("access");
@@ -470,8 +482,7 @@ static int will_need(int fd, uint64_t offset, uint64_t length)
  */
 int os_fetch(int fd, uint64_t offset, uint64_t length)
 {
-	/* Whole huge pages: what is next to it is wanted next. */
-	uint64_t start = offset / HUGE_PAGE * HUGE_PAGE;
+	uint64_t page = os_page_size(), start = offset / page * page;
 	size_t size = (size_t)(offset + length - start);
 	void *map;
 	int rc;
@@ -736,6 +747,21 @@ static uint64_t clock_ns(clockid_t clock)
 uint64_t os_now(void)
 {
 	return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t os_date(void)
+{
+	return clock_ns(CLOCK_REALTIME) / 1000000000u;
+}
+
+int os_host(char *name, size_t size)
+{
+	FAULT("gethostname");
+	if (gethostname(name, size) < 0)
+		return -errno;
+	/* One that was cut need not be terminated. */
+	name[size - 1] = 0;
+	return 0;
 }
 
 uint64_t os_thread_cpu(void)

@@ -49,6 +49,8 @@ int os_unlock(int fd);
 int os_entropy(void *bytes, size_t size);	/* chance, a few bytes */
 int os_rename(int directory, const char *from, const char *to);
 int os_unlink(int directory, const char *name);
+int os_mkdir(int from, const char *path, mode_t mode);
+int os_rmdir(int from, const char *path);
 int os_may_write(int from, const char *path);	/* access(2) */
 /* In a sticky directory only owners may; what else it takes is not asked for. */
 bool os_may_replace(const struct stat *file, const struct stat *directory);
@@ -100,6 +102,8 @@ int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 /* One that lives beside the program: from its start on no signal is for it. */
 int os_thread_start_aside(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
+uint64_t os_date(void);			/* seconds since 1970, UTC */
+int os_host(char *name, size_t size);	/* what this machine calls itself */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 uint64_t os_thread_read(void);		/* bytes that stores had to read for it, so far */
 void os_sleep(uint64_t ns);
@@ -123,6 +127,7 @@ enum os_fork_place {
 	OS_FORK_URING,		/* io/queue_uring.c */
 	OS_FORK_CUFILE,		/* sys/cufile.c; its lock is held where forks may happen */
 	OS_FORK_WARM,		/* engine/warm.c */
+	OS_FORK_CHECKPOINTS,	/* format/checkpoint_lock.c */
 	OS_FORK_PLACES
 };
 

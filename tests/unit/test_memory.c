@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How much memory may still be taken, by made-up trees of /proc and /sys. */
+#include "penstock.h"
 #include "scratch.h"
 #include "sys/memory.h"
 

@@ -99,6 +99,17 @@ static unsigned int open_on_files(void)
 	return count;
 }
 
+/* What is left to read, while the thread may be at it. */
+static uint64_t left(void)
+{
+	uint64_t found;
+
+	pthread_mutex_lock(&warm.lock);
+	found = warm.left;
+	pthread_mutex_unlock(&warm.lock);
+	return found;
+}
+
 /* A cold file, and a schedule that has read it around the page cache. */
 static void begin(void)
 {
@@ -168,7 +179,7 @@ TEST(it_gives_way_to_others_at_the_disk)
 	CHECK_EQ(bytes, SIZE);
 	CHECK_EQ(warm_wait(&warm, SHORT), -ETIMEDOUT);
 	CHECK_EQ(resident(), 0);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	/* They leave. */
 	disk_has(200, 2000, 0);
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
@@ -284,7 +295,7 @@ static void begin_with_two(void)
 	disk_has(100, 1000, 1);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_begin(&warm, other, true, &bytes, reason);
-	CHECK_EQ(warm.left, 2 * SIZE);
+	CHECK_EQ(left(), 2 * SIZE);
 	schedule_free(other);
 }
 
@@ -378,7 +389,7 @@ TEST(what_is_stopped_stays_cold_and_leaves_no_descriptor)
 	disk_has(100, 1000, 1);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_stop(&warm);
-	CHECK_EQ(warm.left, 0);
+	CHECK_EQ(left(), 0);
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, SIZE);
 	CHECK(strstr(warm.reason, "stopped"));
@@ -394,7 +405,7 @@ TEST(the_same_bytes_are_not_waited_for_twice)
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	CHECK_EQ(bytes, SIZE);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	warm_drop(&warm, object);
 	CHECK_EQ(warm_wait(&warm, 0), 0);
 	CHECK_EQ(warm.given_up, SIZE);
@@ -407,7 +418,7 @@ TEST(dropping_a_file_does_not_wait_for_those_before_it)
 	alarm((unsigned int)LONG);
 	warm_drop(&warm, behind);
 	alarm(0);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	CHECK_EQ(warm.given_up, SIZE);
 	end_with_two();
 }
@@ -423,7 +434,7 @@ TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
 	for (int i = 0; i < 600 && open_on_files() == before; i++)
 		os_sleep(100000000);
 	CHECK_EQ(open_on_files(), before - 1);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	take_away(in_scratch("file"));
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, 2 * SIZE);
@@ -476,7 +487,7 @@ TEST(no_more_descriptors_are_taken_than_a_part_of_the_processs)
 	for (int i = 0; i < 2; i++) {
 		warm_begin(&warm, many, true, &bytes, reason);
 		CHECK_EQ(bytes, FILES * 65536);
-		CHECK_EQ(warm.left, FILES * 65536);
+		CHECK_EQ(left(), FILES * 65536);
 	}
 	/* One more has no place. */
 	few.rlim_cur = 4 * FILES;
