@@ -348,11 +348,10 @@ class Writer(filesystem.FileSystemWriter):
         try:
             with serving():
                 results = self._write(folder, plan, planner, staging)
-        except Exception as error:
-            if staging is not None:
-                staging.end(error if isinstance(error, Error) else None)
-            raise
         finally:
+            # Also where it failed: the future tells why.
+            if staging is not None:
+                staging.end()
             with _lock:
                 _under_way.discard(folder)
         future: Future[list[storage.WriteResult]] = Future()
@@ -379,8 +378,6 @@ class Writer(filesystem.FileSystemWriter):
                     wanted.add_bytes(data.getvalue())
             after = streams(torch, wanted.devices)
         if not ordered:
-            if staging is not None:
-                staging.end()
             return []
         job, places = _penstock.torch_pack(
             file_name(os.path.join(folder, name)), open_device("host"), wanted.items,

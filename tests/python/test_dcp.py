@@ -170,6 +170,9 @@ def test_a_save_that_fails_in_the_background_holds_nobody(tmp_path):
     (tmp_path / "file").write_text("")
     future = dcp.async_save({"w": torch.randn(5000)}, storage_writer=Writer(tmp_path / "file/x"))
     assert isinstance(future.exception(), dcp.CheckpointException)
+    writer = Writer(tmp_path / "refused", transfer="GPU_DIRECT")
+    future = dcp.async_save({"w": torch.randn(5000)}, storage_writer=writer)
+    assert isinstance(future.exception(), dcp.CheckpointException)
     future = dcp.async_save({"w": torch.randn(5000)}, storage_writer=Writer(tmp_path / "good"))
     assert future.result()
 
