@@ -719,10 +719,18 @@ struct pen_torch_tensor {
  */
 int pen_torch_open(const char *path, struct pen_torch **file, struct pen_error *err);
 
+/*
+ * The same for one item of a file of several, which is open as `object`: `size` bytes from `offset`
+ * on are a zip of torch's. Offsets of records and tensors are those of the object, which must stay
+ * open.
+ */
+int pen_torch_open_item(struct pen_object *object, uint64_t offset, uint64_t size,
+			struct pen_torch **file, struct pen_error *err);
+
 /* NULL is allowed. Wait for jobs that load from it first. */
 void pen_torch_close(struct pen_torch *file);
 
-/* The file's bytes, for extents; closed with it. */
+/* The file's bytes, for extents; closed with it, unless it is an item of a file. */
 struct pen_object *pen_torch_object(const struct pen_torch *file);
 
 /* All records in the order of offsets; and how many there are. */
@@ -777,6 +785,12 @@ int pen_torch_verifiable(const struct pen_torch *file);
  */
 int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
 			struct pen_torch_check **check, struct pen_error *err);
+
+/* The same for what a job reads of items of one object, in the order of their offsets. */
+int pen_torch_check_items(struct pen_torch *const *files, size_t count,
+			  const struct pen_options *options, struct pen_torch_check **check,
+			  struct pen_error *err);
+
 const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check);
 int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked *checked,
 			struct pen_error *err);
@@ -830,6 +844,32 @@ struct pen_torch_save;
  */
 int pen_torch_save_start(const char *path, struct pen_device *device,
 			 const struct pen_torch_content *content,
+			 const struct pen_options *options, struct pen_torch_save **save,
+			 struct pen_error *err);
+
+/*
+ * Something of a file of several, as torch.distributed.checkpoint writes them: a zip of its own,
+ * which torch.load reads as if it were alone, or bytes.
+ */
+struct pen_torch_item {
+	const void *bytes;		/* its data.pkl */
+	size_t length;
+	const struct pen_torch_storage *storages;	/* named by their index: no keys */
+	size_t storage_count;
+	uint32_t flags;			/* PEN_TORCH_RAW, or 0 */
+	uint64_t offset, size;		/* where it will be in the file; set when the save starts */
+	uint64_t reserved[2];
+};
+
+/* `bytes` are all of the item, and lie in the file as they are. */
+#define PEN_TORCH_RAW 1u
+
+/*
+ * Start to write a file of `count` items, one after the other, at least one. Otherwise it is like
+ * pen_torch_save_start(), and what follows is the same for both.
+ */
+int pen_torch_pack_start(const char *path, struct pen_device *device,
+			 struct pen_torch_item *items, size_t count,
 			 const struct pen_options *options, struct pen_torch_save **save,
 			 struct pen_error *err);
 

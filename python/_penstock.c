@@ -1386,6 +1386,10 @@ static PyMethodDef functions[] = {
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
+	{ "torch_pack", (PyCFunction)(void (*)(void))torch_pack, METH_VARARGS | METH_KEYWORDS,
+	  "torch_pack(path, device, items, keeps, transfer=0, memory_limit=None, streams=[], "
+	  "gather=False) -> (Saving, [(offset, size)]); an item: bytes, or (data.pkl, address, "
+	  "length, device)." },
 	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
 	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
 	  "streams=[], inject=None) -> Saving; a part is (name, bytes), a storage (address, "
@@ -1452,7 +1456,8 @@ PyMODINIT_FUNC PyInit__penstock(void)
 	PyObject *module = PyModule_Create(&definition);
 
 	if (module && (!add_types(module) || !arrays_init(module) || !saving_init(module) ||
-		       !torch_file_init(module) || !checkpoints_init(module) ||
+		       !torch_file_init(module) || !torch_pack_init(module) ||
+		       !checkpoints_init(module) ||
 		       add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);

@@ -156,6 +156,16 @@ int device_index(const struct pen_device *device);
 /* torch_file.c: adds TorchFile to the module, and a function of it. */
 bool torch_file_init(PyObject *module);
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
+extern const struct saving_kind torch_saving;
+/* Start to read, and have the job's end compare what the files know; with none, nothing. Without
+ * the GIL: the job is nobody else's yet. */
+int torch_start_load(struct pen_torch *const *files, size_t file_count, struct device *device,
+		     const struct pen_extent *extents, size_t count,
+		     struct pen_options *options, struct job *job, struct pen_error *err);
+
+/* torch_pack.c: adds TorchItems to the module, and a function of it. */
+bool torch_pack_init(PyObject *module);
+PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* checkpoints.c: adds Checkpoints to the module, and a function of it. */
 bool checkpoints_init(PyObject *module);

@@ -41,7 +41,7 @@ static int load_end(struct ending *self, struct pen_job *job, struct pen_report 
 }
 
 /* A check for what a job is going to read, in its options; NULL with the error. */
-static struct load_ending *load_ending_new(struct pen_torch *file,
+static struct load_ending *load_ending_new(struct pen_torch *const *files, size_t count,
 					   struct pen_options *options, struct pen_error *err)
 {
 	struct load_ending *load = calloc(1, sizeof(*load));
@@ -52,7 +52,7 @@ static struct load_ending *load_ending_new(struct pen_torch *file,
 		return NULL;
 	}
 	load->ending.end = load_end;
-	if (pen_torch_check_new(file, options, &load->check, err)) {
+	if (pen_torch_check_items(files, count, options, &load->check, err)) {
 		free(load);
 		return NULL;
 	}
@@ -97,27 +97,28 @@ failed:
 	return NULL;
 }
 
-/* Start to read, verified or not. */
-static int start_load(struct torch_file *file, struct device *device,
-		      const struct pen_extent *extents, size_t count, bool verify,
-		      struct pen_options *options, struct pen_job **handle,
-		      struct ending **ending, struct pen_error *err)
+int torch_start_load(struct pen_torch *const *files, size_t file_count, struct device *device,
+		     const struct pen_extent *extents, size_t count,
+		     struct pen_options *options, struct job *job, struct pen_error *err)
 {
 	struct load_ending *load = NULL;
+	struct pen_job *handle;
 	int rc;
 
-	if (verify) {
-		load = load_ending_new(file->handle, options, err);
+	if (file_count) {
+		load = load_ending_new(files, file_count, options, err);
 		if (!load)
 			return err->code;
 	}
-	rc = pen_job_start(PEN_READ, device->handle, extents, count, options, handle, err);
+	rc = pen_job_start(PEN_READ, device->handle, extents, count, options, &handle, err);
 	if (rc && load) {
 		pen_torch_check_end(load->check, NULL, NULL);
 		free(load);
-		load = NULL;
 	}
-	*ending = load ? &load->ending : NULL;
+	if (!rc) {
+		job->handle = handle;
+		job->ending = load ? &load->ending : NULL;
+	}
 	return rc;
 }
 
@@ -131,8 +132,6 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 	int verify = true, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_extent *extents = NULL;
 	struct pen_stream *after = NULL;
-	struct pen_job *handle = NULL;
-	struct ending *ending = NULL;
 	struct job *job = NULL;
 	struct device *device;
 	struct pen_error err;
@@ -150,11 +149,9 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 	Py_XDECREF(all);
 	if (job) {
 		Py_BEGIN_ALLOW_THREADS
-		rc = start_load(file, device, extents, (size_t)options.groups, verify, &options,
-				&handle, &ending, &err);
+		rc = torch_start_load(&file->handle, verify ? 1 : 0, device, extents,
+				      (size_t)options.groups, &options, job, &err);
 		Py_END_ALLOW_THREADS
-		job->handle = rc ? NULL : handle;
-		job->ending = ending;
 		if (rc) {
 			raise_error(&err);
 			Py_CLEAR(job);
@@ -192,7 +189,7 @@ static int save_gathered(void *handle, double seconds)
 	return pen_torch_save_gathered(handle, seconds);
 }
 
-static const struct saving_kind torch_saving = {
+const struct saving_kind torch_saving = {
 	.poll = save_poll,
 	.cancel = save_cancel,
 	.wait_for = save_wait_for,

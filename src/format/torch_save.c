@@ -24,6 +24,7 @@
 #include "engine/job.h"
 #include "engine/schedule.h"
 #include "format/torch.h"
+#include "format/torch_pack.h"
 #include "io/object.h"
 #include "sys/os.h"
 
@@ -50,6 +51,7 @@ struct pen_torch_save {
 	uint64_t tail_start, size;	/* of the file */
 	struct torch_table table;
 	char *names;
+	struct torch_pack *pack;	/* of several objects: what lies where; NULL: of one */
 };
 
 /* What a save is made of, while it is laid out. */
@@ -107,6 +109,17 @@ static bool reserved_zero(const uint64_t *reserved, size_t count)
 	return true;
 }
 
+static int check_options(const char *path, const struct pen_options *options,
+			 struct pen_error *err)
+{
+	if (!options->digest_count && !options->allocate)
+		return 0;
+	error_set(err, -EINVAL, "save", path, -1,
+		  "the options ask for digests or for memory to be allocated");
+	error_hint(err, "A save makes the digests that it needs; leave both out");
+	return -EINVAL;
+}
+
 static int check_content(const struct layout *layout, const struct pen_options *options)
 {
 	const struct pen_torch_content *content = layout->content;
@@ -132,10 +145,7 @@ static int check_content(const struct layout *layout, const struct pen_options *
 	if (!find_part(layout, "data.pkl"))
 		return refuse(layout, "there is no data.pkl among the small records",
 			      "torch.load needs one: add it");
-	if (options->digest_count || options->allocate)
-		return refuse(layout, "the options ask for digests or for memory to be allocated",
-			      "A save makes the digests that it needs; leave both out");
-	return 0;
+	return check_options(layout->path, options, layout->err);
 }
 
 static int by_name(const void *left, const void *right)
@@ -406,6 +416,7 @@ static void save_free(struct pen_torch_save *save)
 	torch_digests_fini(&save->digests);
 	pen_object_close(save->object);
 	pen_device_close(save->host);
+	torch_pack_free(save->pack);
 	free(save->entries);
 	free(save->order);
 	free(save->names);
@@ -457,6 +468,24 @@ static int add_parts(struct layout *layout, struct pen_torch_part **parts)
 	return 0;
 }
 
+/* NULL without memory. */
+static struct pen_torch_save *save_new(const struct pen_options *options)
+{
+	struct pen_torch_save *save = os_calloc(1, sizeof(*save));
+
+	if (!save)
+		return NULL;
+	save->started = os_now();
+	save->groups = options->groups;
+	save->table.chunk = torch_chunk(options, TORCH_CHUNK);
+	save->options = (struct pen_options){
+		.size = sizeof(*options), .cache = options->cache,
+		.memory_limit = options->memory_limit, .request_size = options->request_size,
+		.lanes = options->lanes, .depth = options->depth,
+	};
+	return save;
+}
+
 int pen_torch_save_start(const char *path, struct pen_device *device,
 			 const struct pen_torch_content *content,
 			 const struct pen_options *options, struct pen_torch_save **save,
@@ -476,7 +505,7 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
 		rc = add_parts(&layout, &parts);
 	if (rc)
 		return rc;
-	layout.save = os_calloc(1, sizeof(*layout.save));
+	layout.save = save_new(&own);
 	if (!layout.save) {
 		free(parts);
 		return no_memory(path, err);
@@ -484,21 +513,74 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
 	name_archive(&layout);
 	if (content->archive)
 		strcpy(layout.archive, content->archive);
-	layout.save->started = os_now();
-	layout.save->groups = own.groups;
 	layout.save->part_count = layout.part_count;
 	layout.save->storage_count = content->storage_count;
-	layout.save->table.chunk = torch_chunk(&own, TORCH_CHUNK);
-	layout.save->options = (struct pen_options){
-		.size = sizeof(own), .cache = own.cache, .memory_limit = own.memory_limit,
-		.request_size = own.request_size, .lanes = own.lanes, .depth = own.depth,
-	};
 	rc = start(&layout, device, &own);
 	free(parts);
 	if (rc)
 		save_free(layout.save);
 	else
 		*save = layout.save;
+	return rc;
+}
+
+/* ------------------------------------------------------------------------- several objects -- */
+
+static int start_pack(struct pen_torch_save *save, const char *path, struct pen_device *device,
+		      const struct pen_options *given, struct pen_error *err)
+{
+	const struct torch_pack *pack = save->pack;
+	struct pen_options options = *given;
+	struct pen_extent *extents;
+	size_t count;
+	int rc = pen_device_open("host", &save->host, err);
+
+	if (!rc)
+		rc = pen_object_open(path, PEN_WRITE, pack->size, &save->object, err);
+	if (rc)
+		return rc;
+	extents = os_calloc(3 * pack->storage_count + 1, sizeof(extents[0]));
+	if (!extents || torch_digests_init(&save->digests, save->object, save->table.chunk,
+					   pack->size, 4 * pack->storage_count + 2)) {
+		free(extents);
+		return no_memory(path, err);
+	}
+	count = torch_pack_extents(pack, save->object, save->host, !is_cufile(options.transfer),
+				   &save->digests, extents);
+	options.digests = &save->digests;
+	options.digest_count = 1;
+	rc = pen_job_start(PEN_WRITE, device ? device : save->host, extents, count, &options,
+			   &save->job, err);
+	free(extents);
+	return rc;
+}
+
+int pen_torch_pack_start(const char *path, struct pen_device *device,
+			 struct pen_torch_item *items, size_t count,
+			 const struct pen_options *options, struct pen_torch_save **save,
+			 struct pen_error *err)
+{
+	struct pen_torch_save *new;
+	struct pen_options own;
+	int rc;
+
+	*save = NULL;
+	error_clear(err);
+	rc = schedule_options(options, &own, err);
+	if (!rc)
+		rc = check_options(path, &own, err);
+	if (rc)
+		return rc;
+	new = save_new(&own);
+	if (!new)
+		return no_memory(path, err);
+	rc = torch_pack_new(path, items, count, new->table.chunk, &new->pack, err);
+	if (!rc)
+		rc = start_pack(new, path, device, &own, err);
+	if (rc)
+		save_free(new);
+	else
+		*save = new;
 	return rc;
 }
 
@@ -569,28 +651,37 @@ static int read_back(struct pen_torch_save *save, uint64_t index, uint64_t at, s
 }
 
 /* The CRC32s of storages from those of their chunks, which go into the table as they are. */
-static int sum_up(struct pen_torch_save *save, struct pen_error *err)
+static int sum_entries(struct pen_torch_save *save, struct zip_entry *entries, size_t count,
+		       unsigned char *to, unsigned char **buffer, struct pen_error *err)
 {
-	const struct zip_entry *table = &save->entries[save->part_count + save->storage_count];
-	unsigned char *to = save->tail + (table->offset - save->tail_start), *buffer = NULL;
 	int rc = 0;
 
-	torch_table_put(to, &save->table);
-	to += TORCH_TABLE_HEAD;
-	for (size_t i = 0; !rc && i < save->storage_count; i++) {
-		struct zip_entry *entry = &save->entries[save->part_count + i];
+	for (size_t i = 0; !rc && i < count; i++) {
+		struct zip_entry *entry = &entries[i];
 		uint64_t at = entry->offset, end = at + entry->bytes, chunk = save->table.chunk;
 		uint64_t index = torch_digests_first(&save->digests, at), crc32 = 0;
 
 		for (uint64_t length; !rc && at < end; at += length, index++) {
 			length = chunk - at % chunk < end - at ? chunk - at % chunk : end - at;
 			if (save->digests.states[index] != PEN_CHUNK_DIGESTED)
-				rc = read_back(save, index, at, (size_t)length, &buffer, err);
+				rc = read_back(save, index, at, (size_t)length, buffer, err);
 			crc32 = digest_crc32_join(crc32, save->digests.values[index], length);
 			to = zip_put(to, save->digests.values[index], 8);
 		}
 		entry->crc32 = (uint32_t)crc32;
 	}
+	return rc;
+}
+
+static int sum_up(struct pen_torch_save *save, struct pen_error *err)
+{
+	const struct zip_entry *table = &save->entries[save->part_count + save->storage_count];
+	unsigned char *to = save->tail + (table->offset - save->tail_start), *buffer = NULL;
+	int rc;
+
+	torch_table_put(to, &save->table);
+	rc = sum_entries(save, save->entries + save->part_count, save->storage_count,
+			 to + TORCH_TABLE_HEAD, &buffer, err);
 	free(buffer);
 	return rc;
 }
@@ -695,16 +786,57 @@ static int write_rest(struct pen_torch_save *save, struct pen_report *rest, stru
 	return rc;
 }
 
+static int sum_up_pack(struct pen_torch_save *save, struct pen_error *err)
+{
+	struct torch_pack *pack = save->pack;
+	unsigned char *buffer = NULL;
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < pack->zip_count; i++) {
+		struct torch_pack_zip *zip = &pack->zips[i];
+
+		rc = sum_entries(save, zip->entries + zip->first_storage, zip->storage_count,
+				 zip->table_bytes + TORCH_TABLE_HEAD, &buffer, err);
+	}
+	free(buffer);
+	return rc;
+}
+
+/* All that is not a storage of a file of several objects. */
+static int write_gaps(struct pen_torch_save *save, struct pen_report *report,
+		      struct pen_error *err)
+{
+	const struct torch_pack *pack = save->pack;
+	struct pen_extent *extents = os_calloc(pack->storage_count + 1, sizeof(extents[0]));
+	size_t count = 0;
+	int rc;
+
+	if (!extents)
+		return no_memory(save->object->name, err);
+	torch_pack_seal(save->pack);
+	for (size_t i = 0; i <= pack->storage_count; i++)
+		if (pack->gaps[i].length)
+			extents[count++] = (struct pen_extent){
+				.object = save->object, .offset = pack->gaps[i].offset,
+				.memory = pack->gaps[i].bytes, .length = pack->gaps[i].length,
+			};
+	rc = pen_transfer(PEN_WRITE, save->host, extents, count, &save->options, report, err);
+	free(extents);
+	return rc;
+}
+
 static int finish(struct pen_torch_save *save, struct pen_report *rest, struct pen_error *err)
 {
-	int rc = sum_up(save, err);
+	int rc = save->pack ? sum_up_pack(save, err) : sum_up(save, err);
 
-	if (rc)
-		return rc;
-	fill_tail(save);
-	rc = write_packed(save, rest, err);
-	if (!rc)
-		rc = write_rest(save, rest, err);
+	if (!rc && save->pack) {
+		rc = write_gaps(save, rest, err);
+	} else if (!rc) {
+		fill_tail(save);
+		rc = write_packed(save, rest, err);
+		if (!rc)
+			rc = write_rest(save, rest, err);
+	}
 	return rc ? rc : pen_object_commit(save->object, err);
 }
 

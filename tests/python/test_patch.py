@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
 import safetensors.torch
+import torch.distributed.checkpoint as dcp
 
 import penstock
 import penstock._ondemand
@@ -23,6 +24,7 @@ from support import assert_same, outcome, python
 # Not globals of their own: these would be rebound.
 REAL = SimpleNamespace(open=safetensors.safe_open, load=safetensors.torch.load_file,
                        torch_load=torch.load, torch_save=torch.save)
+DCP = "torch.distributed.checkpoint.filesystem."
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,26 @@ def torch_saved(path, out):
     return REAL.torch_load(out)
 
 
+def sharded_loaded(path, out):
+    from penstock.dcp import Writer
+
+    found = penstock.load_file(path)
+    dcp.save(found, storage_writer=Writer(out))
+    found = {name: torch.zeros_like(tensor) for name, tensor in found.items()}
+    dcp.load(found, storage_reader=call(DCP + "FileSystemReader")(out))
+    return found
+
+
+def sharded_saved(path, out):
+    from penstock.dcp import Reader
+
+    found = penstock.load_file(path)
+    dcp.save(found, storage_writer=call(DCP + "FileSystemWriter")(out))
+    found = {name: torch.zeros_like(tensor) for name, tensor in found.items()}
+    dcp.load(found, storage_reader=Reader(out))
+    return found
+
+
 def to_numpy(tensors):
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -140,6 +162,8 @@ CALLS = {
     "safetensors.flax.save_file": saved("safetensors.flax.save_file", to_jax),
     "safetensors.flax.load": loaded_bytes("safetensors.flax.load", from_jax),
     "safetensors.flax.save": saved_bytes("safetensors.flax.save", to_jax),
+    DCP + "FileSystemReader": sharded_loaded,
+    DCP + "FileSystemWriter": sharded_saved,
     "torch.load": torch_loaded,
     "torch.save": torch_saved,
     "transformers.modeling_utils.safe_open": opened("transformers.modeling_utils.safe_open"),
@@ -159,6 +183,7 @@ def plain(tmp_path):
     return tmp_path / "plain.safetensors", tensors
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_served_by_penstock(plain, tmp_path, name):
     module = name.rpartition(".")[0]

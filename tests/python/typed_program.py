@@ -128,6 +128,16 @@ def checkpoints(folder: Path) -> int:
     return len(steps) + checked["files"] + len(skipped) + int(seconds < 0)
 
 
+def ranks(folder: Path) -> int:
+    """Storage for torch.distributed.checkpoint."""
+    from penstock.dcp import Reader, Writer
+
+    writer = Writer(folder / "sharded", overwrite=False, transfer="auto", memory_limit=1 << 26)
+    reader = Reader(folder / "sharded", cache="drop", verify=True)
+    report: penstock.Report | None = writer.report
+    return int(report is None) + int(reader is not None)
+
+
 def model(path: Path) -> object:
     """The one thing that is checked here and not run: it wants a model of transformers."""
     return penstock.from_pretrained(path, "cuda:0", dtype="bfloat16", progress=True)
@@ -139,7 +149,8 @@ def main(folder: Path) -> None:
     print(files(folder), loads(path), *reports(), errors(folder))
     print(penstock.load_file(path, framework="np", dtype=halved)["a"].dtype, cache())
     ahead(path)
-    print(in_place_of_others(path, folder / "model"), checkpoints(folder / "checkpoints"))
+    print(in_place_of_others(path, folder / "model"), checkpoints(folder / "checkpoints"),
+          ranks(folder))
     penstock.trim()
 
 

@@ -163,7 +163,7 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	kept.gap = step.files;
 	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
-	saving.align = content.size + checked.size + PEN_TORCH_PACKED;
+	saving.align = content.size + checked.size + PEN_TORCH_PACKED + PEN_TORCH_RAW;
 	kept.memory_limit = saving.align;
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;
