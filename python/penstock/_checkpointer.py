@@ -112,9 +112,10 @@ class CheckpointReport:
 class _Save:
     """A save under way: what its thread needs, and what it comes to."""
 
-    def __init__(self, report: CheckpointReport, started: float, user: dict):
+    def __init__(self, report: CheckpointReport, started: float):
         """`started` is when save() was called."""
-        self.report, self.started, self.user = report, started, user
+        self.report, self.started = report, started
+        self.user: dict[str, Any] = {}
         #: Do all ranks know of it? And the file of this one, once it may be written.
         self.agreed = False
         self.path = ""
@@ -172,10 +173,16 @@ def _copies(torch: Any, placed: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
 
 # ------------------------------------------------------------------------------------ the thing --
 
-def _number(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise refuse("use", name, f"{value!r} is no number from {least} on")
+def _number(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") \
+            or not least <= value.__index__() <= most:
+        raise refuse("use", name, f"{value!r} is no whole number from {least} to {most}")
     return value.__index__()
+
+
+def _step_number(step: Any) -> int:
+    """As a manifest can hold it."""
+    return _number("step", step, 0, 2**63 - 1)
 
 
 def _values(user: dict[str, Any] | None) -> dict[str, Any]:
@@ -231,7 +238,7 @@ class Checkpointer:
         self._transfer, self._limit, _ = options(
             transfer, None if isinstance(memory_limit, str) else memory_limit)
         self._transfer_given = transfer
-        self._keep = None if keep is None else _number("keep", keep, 1)
+        self._keep = None if keep is None else _number("keep", keep, 1, 2**32 - 1)
         self._snapshot, self._verify, self._read_only = snapshot, verify, read_only
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -280,24 +287,27 @@ class Checkpointer:
         """
         started = time.perf_counter()
         self._check()
-        step = _number("step", step, 0)
         if self._read_only:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
         with self._lock:
             self._wait()
             self._raise_failure()
             report = self._report = CheckpointReport("save", step)
-            save = _Save(report, started, _values(user))
+            save = _Save(report, started)
             report.waited_seconds = save.seconds()
-            self._begin(save, state, overwrite)
+            self._begin(save, state, overwrite, user)
             return report
 
-    def _begin(self, save: _Save, state: Any, overwrite: bool) -> None:
-        """From the call to the moment when the state may change."""
+    def _begin(self, save: _Save, state: Any, overwrite: bool,
+               user: dict[str, Any] | None) -> None:
+        """From the call to the moment when the state may change. What one rank was given and
+        cannot use is for all to hear, too: they wait for it."""
         report = save.report
         try:
             content, placed, failure = b"", [], None
             try:
+                report.step = _step_number(report.step)
+                save.user = _values(user)
                 content, placed = self._collect(save, state)
             except Exception as error:
                 failure = error
@@ -345,10 +355,25 @@ class Checkpointer:
             save.path = self._folder.begin(step, ranks.rank, ranks.size, overwrite)
             save.agreed = True
 
-        ranks.by_first(begin)
+        def begin_first() -> None:
+            self._refuse_outdated(step)
+            begin()
+
+        ranks.by_first(begin_first)
         if ranks.rank:
             save.agreed = True
             begin()
+
+    def _refuse_outdated(self, step: int) -> None:
+        """A new training in an old folder would save, and `keep` would remove what it saved."""
+        if self._keep is None:
+            return
+        later = [each for each in self.steps() if each > step]
+        if len(later) >= self._keep:
+            raise refuse("save", f"step {step}", f"there are {len(later)} later ones, up to "
+                         f"{later[-1]}, and keep={self._keep} would remove this one at once",
+                         "Save into another folder, remove the later steps if nobody needs them, "
+                         "or give a larger keep")
 
     def _gather(self, save: _Save, content: bytes, placed: list[tuple[Any, str]]) -> None:
         """Have the engine take the bytes; returns when the state may change."""
@@ -433,6 +458,8 @@ class Checkpointer:
             if save.failure is None:
                 self._ranks.by_first(lambda: self._commit(save, [file for file, _ in outcomes]))
                 save.report.done = True
+                # A failure here is for all ranks as well: they stay in step.
+                save.report.removed = self._ranks.by_first(self._remove_old)
         except Exception as error:
             # Rank 0 may have removed what was being written here, for the same reason.
             if save.failure is not None:
@@ -443,13 +470,14 @@ class Checkpointer:
                 self._folder.leave(step)
         elif not save.report.done:
             self._folder.abandon(step)
-        elif self._keep is not None:
-            save.report.removed = self._folder.gc(self._keep)
 
     def _commit(self, save: _Save, files: list[dict[str, Any]]) -> None:
         """By rank 0: from here on the step exists, whoever hears of it."""
         self._folder.commit(save.report.step, files, save.user)
         save.report.done = True
+
+    def _remove_old(self) -> list[int]:
+        return [] if self._keep is None else self._folder.gc(self._keep)
 
     # --------------------------------------------------------------------------------- waiting --
 
@@ -510,7 +538,7 @@ class Checkpointer:
 
     def path(self, step: int) -> str:
         """The folder of a step, be it there or not."""
-        return self._folder.path(_number("step", step, 0))
+        return self._folder.path(_step_number(step))
 
     def show(self, step: int | None = None) -> dict[str, Any]:
         """What the manifest of a step (the last) says: when it was saved, its files, and what
@@ -523,7 +551,7 @@ class Checkpointer:
         return self._folder.verify(self._named(step))
 
     def _named(self, step: int | None) -> int:
-        found = self.latest() if step is None else _number("step", step, 0)
+        found = self.latest() if step is None else _step_number(step)
         if found is None:
             raise self._none()
         return found
@@ -583,7 +611,7 @@ class Checkpointer:
                        and os.path.exists(os.path.join(root, name, _MANIFEST)))
         if step is None and not there:
             raise self._none()
-        first = there[-1] if step is None else _number("step", step, 0)
+        first = there[-1] if step is None else _step_number(step)
         return [first, *(each for each in reversed(there) if fallback and each < first)]
 
     def _attempt(self, report: CheckpointReport, filling: Filling | None, map_location: Any,

@@ -198,6 +198,46 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
     assert "rank 1 failed: OSError: no more" in said[0] and "; OSError no more; [5]" in said[1]
 
 
+def test_what_one_rank_cannot_use_and_steps_that_cannot_go_are_heard_by_all(tmp_path):
+    said = in_ranks("""
+        def attempt(call):
+            try:
+                call()
+                print("-", end="; ")
+            except Exception as error:
+                print(f"{type(error).__name__} {error}", end="; ")
+
+        class Stuck:
+            def __init__(self, folder):
+                self.folder = folder
+            def __getattr__(self, name):
+                return getattr(self.folder, name)
+            def gc(self, keep):
+                raise OSError("it stays")
+
+        def main(rank, ckpt):
+            attempt(lambda: ckpt.save(-1 if rank == 1 else 1, {}))
+            attempt(lambda: ckpt.save(1, {}, user={"a": {1}} if rank == 1 else None))
+            real = ckpt._folder
+            if rank == 0:
+                ckpt._folder = Stuck(real)
+            report = ckpt.save(1, state_of(rank, 1))
+            attempt(ckpt.wait)
+            ckpt._folder = real
+            for step in 2, 3:
+                last = ckpt.save(step, state_of(rank, step))
+            ckpt.wait()
+            print(report.done, last.removed, ckpt.steps())
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    assert said[0].startswith("Error cannot save step 1: rank 1 cannot: cannot use step: -1")
+    assert said[1].startswith("Error cannot use step: -1")
+    assert all("cannot use user" in line and "it stays" in line for line in said)
+    assert all(line.endswith("; True [1] [2, 3]") for line in said)
+
+
 def test_all_ranks_take_the_step_before_where_the_file_of_one_is_damaged(tmp_path):
     said = in_ranks("""
         import warnings

@@ -163,6 +163,19 @@ def test_only_the_last_steps_are_kept(tmp_path):
         assert ckpt.steps() == [7, 9, 10]
 
 
+def test_a_step_that_keep_would_remove_at_once_is_refused(tmp_path):
+    with Checkpointer(tmp_path, keep=2) as ckpt:
+        for step in (50, 60, 70):
+            saved(ckpt, step, [step])
+        with pytest.raises(penstock.Error, match="2 later ones, up to 70.*another folder"):
+            ckpt.save(5, [5])
+        assert ckpt.steps() == [60, 70] and not os.path.exists(ckpt.path(5))
+        assert saved(ckpt, 65, [65]).removed == [60] and ckpt.restore(65) == [65]
+    with Checkpointer(tmp_path, keep=3) as ckpt:
+        saved(ckpt, 5, [5])
+        assert ckpt.steps() == [5, 65, 70]
+
+
 def test_a_step_that_exists_is_refused_or_replaced_as_a_whole(ckpt):
     saved(ckpt, 3, {"a": torch.zeros(2)})
     with pytest.raises(FileExistsError, match="step 3 exists"):
@@ -210,6 +223,7 @@ def test_ten_thousand_tensors_find_room(ckpt):
 
 @pytest.mark.parametrize("arguments, words", [
     ({"snapshot": "tape"}, "snapshot"), ({"keep": 0}, "keep"), ({"keep": 2.5}, "keep"),
+    ({"keep": 2**32}, "keep"),
     ({"memory_limit": "much"}, "memory_limit"), ({"memory_limit": -1}, "memory_limit"),
     ({"transfer": "no"}, "no such type")])
 def test_arguments_that_make_no_sense(tmp_path, arguments, words):
@@ -225,10 +239,15 @@ def test_values_that_a_manifest_cannot_hold_are_refused_at_once(ckpt, user):
     assert ckpt.show(1)["user"] == {"a": [1, None, "x"]}
 
 
-@pytest.mark.parametrize("step", [-1, "1", 1.5, True, None])
-def test_steps_that_are_none(ckpt, step):
-    with pytest.raises(penstock.Error, match="step"):
+@pytest.mark.parametrize("step", [-1, "1", 1.5, True, None, 2**63, 2**64, 2**64 + 5])
+def test_steps_that_are_none_are_refused_and_training_goes_on(ckpt, step):
+    with pytest.raises(penstock.Error, match="cannot use step"):
         ckpt.save(step, [])
+    if step is not None:
+        with pytest.raises(penstock.Error, match="cannot use step"):
+            ckpt.verify(step)
+    saved(ckpt, 1, [])
+    assert ckpt.steps() == [1]
 
 
 # ------------------------------------------------------------------------------------ the folder --
