@@ -347,8 +347,11 @@ static void tell(const struct work *work, const struct pen_checkpoint_removal *s
 		print_folder(work);
 		print_names(dry ? "would remove" : "removed", removed);
 		print_names("left", left);
-		printf("  %s %s\n", report_bytes(bytes, size, sizeof(size)),
-		       dry ? "would be free" : "are free");
+		if (json_array_size(removed))
+			printf("  %s %s\n", report_bytes(bytes, size, sizeof(size)),
+			       dry ? "would be freed" : "were freed");
+		else
+			printf("  nothing to remove\n");
 	}
 	json_decref(object);
 }

@@ -122,6 +122,7 @@ def test_gc_without_keep_removes_leftovers_only(penstock, folder):
     out = penstock.ok("ckpt", "gc", folder).out
     assert "removed      step-00000400" in out and "step-00000300/rank-00000.1.pt" in out
     assert penstock.ok("ckpt", "list", folder).out.count("whole") == 3
+    assert "freed" in out and "nothing to remove" in penstock.ok("ckpt", "gc", folder).out
     assert penstock.ok("ckpt", "gc", folder, "-q").out == ""
 
 
