@@ -188,7 +188,8 @@ def _step_number(step: Any) -> int:
 def _values(user: dict[str, Any] | None) -> dict[str, Any]:
     """What save() was given for the manifest, as it is now."""
     try:
-        found = json.loads(json.dumps({} if user is None else user, allow_nan=False))
+        text = json.dumps({} if user is None else user, allow_nan=False, ensure_ascii=False)
+        found = json.loads(text.encode())
     except (TypeError, ValueError) as error:
         raise refuse("use", "user", f"a manifest cannot hold it: {error}",
                      "Give a dict of numbers, texts, lists and dicts") from error
@@ -238,6 +239,8 @@ class Checkpointer:
         self._transfer, self._limit, _ = options(
             transfer, None if isinstance(memory_limit, str) else memory_limit)
         self._transfer_given = transfer
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0")
         self._keep = None if keep is None else _number("keep", keep, 1, 2**32 - 1)
         self._snapshot, self._verify, self._read_only = snapshot, verify, read_only
         self._process = os.getpid()

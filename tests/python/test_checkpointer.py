@@ -223,7 +223,7 @@ def test_ten_thousand_tensors_find_room(ckpt):
 
 @pytest.mark.parametrize("arguments, words", [
     ({"snapshot": "tape"}, "snapshot"), ({"keep": 0}, "keep"), ({"keep": 2.5}, "keep"),
-    ({"keep": 2**32}, "keep"),
+    ({"keep": 2**32}, "keep"), ({"timeout": 0}, "timeout"), ({"timeout": "long"}, "timeout"),
     ({"memory_limit": "much"}, "memory_limit"), ({"memory_limit": -1}, "memory_limit"),
     ({"transfer": "no"}, "no such type")])
 def test_arguments_that_make_no_sense(tmp_path, arguments, words):
@@ -231,7 +231,7 @@ def test_arguments_that_make_no_sense(tmp_path, arguments, words):
         Checkpointer(tmp_path, **arguments)
 
 
-@pytest.mark.parametrize("user", [{"a": float("nan")}, {"a": {1, 2}}, [1]])
+@pytest.mark.parametrize("user", [{"a": float("nan")}, {"a": {1, 2}}, [1], {"a": "\ud800"}])
 def test_values_that_a_manifest_cannot_hold_are_refused_at_once(ckpt, user):
     with pytest.raises(penstock.Error, match="user"):
         ckpt.save(1, [], user=user)
