@@ -39,6 +39,8 @@ from ._report import Report
 from ._state import Filling, plain
 
 _SNAPSHOTS = ("host", "device")
+#: Two requests of the smallest piece that has a digest.
+_LEAST_MEMORY = 128 << 10
 #: How the folder of a step is called, and what makes it one.
 _STEP, _MANIFEST = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})"), "manifest.json"
 #: Errors of files that are not what they were.
@@ -238,6 +240,9 @@ class Checkpointer:
         self._auto = memory_limit == "auto"
         self._transfer, self._limit, _ = options(
             transfer, None if isinstance(memory_limit, str) else memory_limit)
+        if self._limit < _LEAST_MEMORY:
+            raise refuse("use", "memory_limit", f"a save does not go through {memory_limit} bytes",
+                         f"Allow at least {_LEAST_MEMORY}")
         self._transfer_given = transfer
         if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0")

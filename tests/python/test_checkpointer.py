@@ -206,6 +206,12 @@ def test_a_second_save_waits_for_the_first(ckpt, monkeypatch):
     assert ckpt.steps() == [1, 2]
 
 
+def test_the_least_memory_is_enough(tmp_path):
+    with Checkpointer(tmp_path, memory_limit=131072) as ckpt:
+        saved(ckpt, 1, {"a": torch.arange(300_000)})
+        assert ckpt.restore()["a"].equal(torch.arange(300_000))
+
+
 def test_what_cannot_be_pickled_saves_nothing_and_training_goes_on(ckpt):
     with pytest.raises((AttributeError, TypeError)):
         ckpt.save(1, {"lock": threading.Lock()})
@@ -225,6 +231,7 @@ def test_ten_thousand_tensors_find_room(ckpt):
     ({"snapshot": "tape"}, "snapshot"), ({"keep": 0}, "keep"), ({"keep": 2.5}, "keep"),
     ({"keep": 2**32}, "keep"), ({"timeout": 0}, "timeout"), ({"timeout": "long"}, "timeout"),
     ({"memory_limit": "much"}, "memory_limit"), ({"memory_limit": -1}, "memory_limit"),
+    ({"memory_limit": 65536}, "at least 131072"),
     ({"transfer": "no"}, "no such type")])
 def test_arguments_that_make_no_sense(tmp_path, arguments, words):
     with pytest.raises(penstock.Error, match=words):
