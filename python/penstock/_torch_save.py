@@ -135,6 +135,8 @@ def _reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
             given[1:] != (0, (0,), (1,), False, OrderedDict()):
         return {}
     strided = torch.strided
+    # Where tensors can have names, torch refuses to save those.
+    has_names = getattr(torch.Tensor, "has_names", lambda tensor: False)
     # Newer dtypes are not among them, and quantized ones have more to tell.
     kinds = {dtype: getattr(torch, name) for dtype, name
              in torch.storage._dtype_to_storage_type_map().items() if not name.startswith("Q")}
@@ -144,7 +146,7 @@ def _reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
         kind = kinds.get(dtype)
         if kind is None or tensor.layout is not strided or tensor.__dict__ or tensor.is_nested \
                 or not (tensor.is_cpu or tensor.is_cuda) or tensor._backward_hooks \
-                or tensor.is_conj() or tensor.is_neg():
+                or tensor.is_conj() or tensor.is_neg() or has_names(tensor):
             return tensor.__reduce_ex__(_PROTOCOL)
         return rebuild, (_Typed(tensor.untyped_storage(), dtype, kind), tensor.storage_offset(),
                          tuple(tensor.size()), tensor.stride(), tensor.requires_grad,

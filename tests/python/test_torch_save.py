@@ -110,6 +110,21 @@ def test_plain_tensors_do_not_pass_through_torchs_reducer(tmp_path, monkeypatch)
     assert len(asked) == 1      # a sample, to see that it does what is known
 
 
+def test_tensors_with_names_are_left_to_torch(tmp_path, monkeypatch):
+    """Some versions have them, and refuse to save them."""
+    named, own = torch.ones(2), torch.Tensor.__reduce_ex__
+
+    def reduce(tensor, protocol):
+        if tensor is named:
+            raise RuntimeError("NYI")
+        return own(tensor, protocol)
+
+    monkeypatch.setattr(torch.Tensor, "has_names", lambda tensor: tensor is named, raising=False)
+    monkeypatch.setattr(torch.Tensor, "__reduce_ex__", reduce)
+    with pytest.raises(RuntimeError, match="NYI"):
+        penstock.save([torch.zeros(2), named], tmp_path / "x.pt")
+
+
 @pytest.mark.parametrize("registered", [False, True])
 def test_a_reducer_that_is_not_torchs_own_is_used(tmp_path, monkeypatch, registered):
     def reduce(tensor, *_):
