@@ -10,10 +10,7 @@ the saving, and no run has to load them again. Only KvikIO has a process of its 
 bytes of the same sizes on the device. Each file is written to FOLDER and deleted after its run; one
 torch zip stays for the loads until the end, so that twice the size of MODEL must be free.
 
-In a round all contenders take turns, in the next one in the opposite order; ratios are taken within
-a round, and their median and range are told beside what is wanted. Rounds go over all cases before
-the next begins, slow contenders do not take part in all of them, and a run that would not end
-before --limit is left out and named.
+How rounds go is told in bench/rounds.py.
 
 Loads are those of a process that has its CUDA context, its allocator emptied before each, with
 cache="off" so that nothing goes on behind the next one; what they are held against are the files of
@@ -27,13 +24,10 @@ import itertools
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
@@ -41,17 +35,14 @@ from typing import Any, Callable
 import penstock
 import torch
 from penstock.compare.__main__ import folder
-from penstock.compare.cache import CacheError, set_state
-from penstock.compare.ceilings import huge_memory
+from penstock.compare.cache import set_state
 from penstock.compare.measure import Watch, clocked, device_ready, device_sync, differences, \
     fingerprints
 from penstock.compare.model import Model, model_open
 from penstock.compare.runner import Runner
+from rounds import BLOCK, MIB, Case, Contender, Figures, Line, NotMeasured, Play, Raw, chosen, \
+    sync_path, tell
 
-MIB = 1 << 20
-BLOCK = 4096
-# threads x MiB of the raw writes; the first raw run of a process takes the better one.
-GEOMETRIES = ((8, 4), (16, 1))
 MANY = 10_000
 # What files have beside their tensors, and a little more.
 ROOM = 256 * MIB
@@ -95,53 +86,6 @@ for line in sys.stdin:
     os.close(handle)
 """
 
-# What one run found, by name: seconds, or what the case counts.
-Figures = dict[str, float]
-
-
-class NotMeasured(Exception):
-    """Words that say why."""
-
-
-def sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_raw(path: Path, size: int, threads: int, request: int) -> float:
-    """The seconds that plain threads take to write and sync a file of `size` bytes, around the page
-    cache."""
-    size = -(-size // BLOCK) * BLOCK
-    memory = huge_memory(threads * request)
-    # A disk may be a program, to which zeros are nothing.
-    for position in range(0, len(memory), MIB):
-        memory[position:position + MIB] = os.urandom(MIB)
-    offsets = itertools.count(0, request)
-
-    def lane(number: int) -> None:
-        buffer = memory[number * request:(number + 1) * request]
-        while (offset := next(offsets)) < size:
-            piece = buffer[:min(request, size - offset)]
-            if os.pwrite(file, piece, offset) != len(piece):
-                raise OSError("the disk took a part of a write only")
-
-    start = time.monotonic()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
-    try:
-        # As any writer does that knows the size; writes that extend a file wait for each other.
-        os.posix_fallocate(file, 0, size)
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lane, range(threads)):
-                pass
-        os.fsync(file)
-        return time.monotonic() - start
-    finally:
-        os.close(file)
-
-
 class Counting:
     """A Python thread that counts as fast as it may."""
 
@@ -177,8 +121,7 @@ class Bench:
         self.tensors = {name: tensor.clone() for name, tensor in loaded.items()}
         del loaded
         self.bytes = model.tensor_bytes
-        self.geometry: tuple[int, int] | None = None
-        self.geometries: dict[str, float] = {}
+        self.raw = Raw(place, self.bytes)
         self.kvikio_process: subprocess.Popen | None = None
         self.numbers = itertools.count()
 
@@ -249,22 +192,6 @@ class Bench:
         """The disk has done with it when this returns; the next one shall not pay for it."""
         path.unlink(missing_ok=True)
         sync_path(self.place)
-
-    def raw(self) -> Figures:
-        def write(threads: int, mib: int) -> float:
-            path = self.place / f"saving-{next(self.numbers)}"
-            try:
-                return write_raw(path, self.bytes, threads, mib * MIB)
-            finally:
-                self.delete(path)
-
-        if self.geometry is None:
-            found = {geometry: write(*geometry) for geometry in GEOMETRIES}
-            self.geometry = min(found, key=found.__getitem__)
-            self.geometries = {f"{threads} threads, {mib} MiB": seconds
-                               for (threads, mib), seconds in found.items()}
-            return {"raw": found[self.geometry]}
-        return {"raw": write(*self.geometry)}
 
     def save_penstock(self, state: dict) -> Figures:
         return self.timed("penstock", lambda path: penstock.save(state, path))
@@ -382,40 +309,11 @@ class Bench:
                 "promised": PINNED_MIB, "allowed": BESIDE_MIB}
 
 
-@dataclass(frozen=True)
-class Contender:
-    word: str
-    run: Callable[[Bench], Figures]
-    # A careful guess of its rate, for the time before it has run once.
-    gb_per_s: float
-    # The most rounds it takes part in.
-    rounds: int = 99
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the last table: a ratio of two figures of a round, and what is wanted of it."""
-    title: str
-    over: str
-    under: str
-    wanted: float | None = None
-    # Is the wanted ratio the least that is good, or the most?
-    least: bool = False
-
-
-@dataclass(frozen=True)
-class Case:
-    word: str
-    unit: str
-    contenders: tuple[Contender, ...]
-    lines: tuple[Line, ...]
-
-
 def saved(word: str, state: Callable[[Bench], dict], share: float, rounds: int,
           others: tuple[Contender, ...] = (), lines: tuple[Line, ...] = ()) -> Case:
     """A case of the raw disk, Penstock, torch, and others."""
     return Case(word, "s", (
-        Contender("raw", Bench.raw, 1.0),
+        Contender("raw", lambda bench: bench.raw.run(), 1.0),
         Contender("penstock", lambda bench: bench.save_penstock(state(bench)), 1.5),
         *others,
         Contender("torch", lambda bench: bench.save_torch(state(bench)), 0.5, rounds),
@@ -471,101 +369,6 @@ CASES = (
 )
 
 
-class Play:
-    """Rounds over cases, as many as there is time for."""
-
-    def __init__(self, bench: Bench, cases: list[Case], end: float) -> None:
-        self.bench, self.cases, self.end = bench, cases, end
-        self.rounds: dict[str, list[Figures]] = {case.word: [] for case in cases}
-        self.trouble: dict[str, str] = {}
-        # The rounds that it had no time for, by contender.
-        self.left_out: dict[str, list[int]] = {}
-        self.seconds: dict[str, float] = {}
-
-    def play(self, count: int) -> None:
-        for number in range(count):
-            for case in self.cases:
-                turn = [each for each in case.contenders if number < each.rounds]
-                figures: Figures = {}
-                for contender in turn if number % 2 == 0 else reversed(turn):
-                    figures |= self.run(case, contender, number)
-                if figures:
-                    self.rounds[case.word].append(figures)
-
-    def run(self, case: Case, contender: Contender, number: int) -> Figures:
-        name = f"{case.word}:{contender.word}"
-        if name in self.trouble:
-            return {}
-        guess = self.seconds.get(name, self.bench.bytes / contender.gb_per_s / 1e9)
-        start = time.monotonic()
-        if start + guess > self.end:
-            self.left_out.setdefault(name, []).append(number + 1)
-            return {}
-        try:
-            figures = contender.run(self.bench)
-        except (NotMeasured, CacheError, OSError, RuntimeError, ImportError) as error:
-            self.trouble[name] = f"{error}".split("\n")[0] or type(error).__name__
-            print(f"{name}: {self.trouble[name]}", file=sys.stderr, flush=True)
-            return {}
-        self.seconds[name] = time.monotonic() - start
-        for word, figure in figures.items():
-            print(f"{case.word:15} {number + 1}  {word:22} {figure:9.3f} {case.unit}",
-                  file=sys.stderr, flush=True)
-        return figures
-
-
-def span(values: list[float]) -> str:
-    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
-
-
-def figure_lines(case: Case, rounds: list[Figures], size: int) -> list[str]:
-    lines = []
-    for word in dict.fromkeys(word for figures in rounds for word in figures):
-        values = [figures[word] for figures in rounds if word in figures]
-        rate = f"{size / statistics.median(values) / 1e9:8.2f} GB/s" if case.unit == "s" else ""
-        lines.append(f"{case.word:15} {word:22} {span(values):28} {case.unit:4} {rate}".rstrip())
-    return lines
-
-
-def verdict_line(case: Case, line: Line, rounds: list[Figures]) -> str:
-    title = f"{case.word:14} {line.title:42}"
-    ratios = [figures[line.over] / figures[line.under] for figures in rounds
-              if line.over in figures and line.under in figures]
-    if not ratios:
-        return f"{'-':8} {title} not measured"
-    ratio = statistics.median(ratios)
-    verdict, wanted = "", ""
-    if line.wanted is not None:
-        met = ratio >= line.wanted if line.least else ratio <= line.wanted
-        verdict = "met" if met else "NOT MET"
-        wanted = f", wanted {'>=' if line.least else '<='} {line.wanted:.2f}"
-    return f"{verdict:8} {title} {span(ratios)} in {len(ratios)}{wanted}"
-
-
-def tell(play: Play) -> None:
-    bench = play.bench
-    print(f"{bench.bytes / 1e9:.3f} GB on {bench.device}, {len(bench.tensors)} tensors; medians "
-          f"and ranges")
-    if bench.geometry:
-        tried = "; ".join(f"{words} {seconds:.3f} s" for words, seconds in
-                          bench.geometries.items())
-        print(f"raw writes by {bench.geometry[0]} threads of {bench.geometry[1]} MiB, the better "
-              f"of: {tried}")
-    for case in play.cases:
-        for text in figure_lines(case, play.rounds[case.word], bench.bytes):
-            print(text)
-    for name, words in play.trouble.items():
-        print(f"{name} failed: {words}")
-    if play.left_out:
-        print("no time was left for " + "; ".join(
-            f"{name} in round {', '.join(map(str, rounds))}"
-            for name, rounds in play.left_out.items()))
-    print()
-    for case in play.cases:
-        for line in case.lines:
-            print(verdict_line(case, line, play.rounds[case.word]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="See the top of this file.")
     parser.add_argument("model")
@@ -578,30 +381,27 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     end = time.monotonic() + asked.limit
-    words = asked.only.split(",") if asked.only else [case.word for case in CASES]
-    unknown = set(words) - {case.word for case in CASES}
-    if unknown:
-        parser.error(f"no case is called {', '.join(sorted(unknown))}; there are "
-                     f"{', '.join(case.word for case in CASES)}")
+    cases = chosen(parser, CASES, asked.only)
     paths: dict[str, list[str]] = {}
     for name, path in asked.path:
         paths.setdefault(name, []).append(path)
     asked.folder.mkdir(parents=True, exist_ok=True)
     model = model_open(asked.model)
-    needed = model.tensor_bytes * (2 if "load-zip" in words else 1) + ROOM
+    needed = model.tensor_bytes * (2 if "load-zip" in [case.word for case in cases] else 1) + ROOM
     if shutil.disk_usage(asked.folder).free < needed:
         parser.error(f"{asked.folder} has no room for {needed / 1e9:.1f} GB")
     with Runner(paths, False, None) as runner:
         bench = Bench(model, asked.folder, asked.device, runner)
-        play = Play(bench, [case for case in CASES if case.word in words], end)
+        play = Play(bench, cases, end)
         try:
             play.play(asked.rounds)
         finally:
             bench.close()
-    tell(play)
+    tell(play, (f"{bench.bytes / 1e9:.3f} GB on {bench.device}, {len(bench.tensors)} tensors; "
+                "medians and ranges", bench.raw.words()))
     if asked.json:
         asked.json.write_text(json.dumps(
-            {"bytes": bench.bytes, "device": bench.device, "raw": bench.geometries,
+            {"bytes": bench.bytes, "device": bench.device, "raw": bench.raw.geometries,
              "rounds": play.rounds, "trouble": play.trouble, "left_out": play.left_out},
             indent=1) + "\n", encoding="utf-8")
     return 0

@@ -6,6 +6,7 @@ the same suite judges an installed package or a build on a GPU server. Where not
 modules that need the package are skipped and say so; a package that is there and does not import is
 a failure. The `device` fixture is the host everywhere and a GPU as well where torch sees one.
 """
+import importlib
 import os
 import re
 import sys
@@ -75,6 +76,21 @@ def each_way(request, monkeypatch) -> str:
         for module in _load, _safe_open:
             monkeypatch.setattr(module, "maps_files", lambda *_: False)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def bench_module():
+    """Imports a program of bench/, which finds its neighbours as when it is run."""
+    pytest.importorskip("torch")
+
+    def find(name: str):
+        sys.path.insert(0, str(ROOT / "bench"))
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(str(ROOT / "bench"))
+
+    return find
 
 
 @pytest.fixture(scope="session")

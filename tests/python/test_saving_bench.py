@@ -2,7 +2,6 @@
 """bench/saving.py: every figure in one run, taken in turns, judged right, and no file left over."""
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -38,15 +37,13 @@ class CuFile:
 
 
 @pytest.fixture(scope="module")
-def saving():
-    pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("saving", ROOT / "bench/saving.py")
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look for their module.
-    sys.modules["saving"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["saving"]
+def saving(bench_module):
+    return bench_module("saving")
+
+
+@pytest.fixture(scope="module")
+def turns(bench_module):
+    return bench_module("rounds")
 
 
 def run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess:
@@ -94,21 +91,21 @@ def test_a_run_without_time_names_what_it_leaves_out(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_next_round_goes_the_other_way_and_who_failed_does_not_come_again(saving):
+def test_the_next_round_goes_the_other_way_and_who_failed_does_not_come_again(turns):
     ran = []
 
     def contender(word: str, rounds: int = 99, trouble: str = "") -> object:
         def figures(_: object) -> dict[str, float]:
             ran.append(word)
             if trouble:
-                raise saving.NotMeasured(trouble)
+                raise turns.NotMeasured(trouble)
             return {word: 1.0}
-        return saving.Contender(word, figures, 1.0, rounds)
+        return turns.Contender(word, figures, 1.0, rounds)
 
-    cases = [saving.Case("first", "s", (contender("a"), contender("broken", trouble="cheese"),
+    cases = [turns.Case("first", "s", (contender("a"), contender("broken", trouble="cheese"),
                                         contender("slow", 1), contender("b")), ()),
-             saving.Case("second", "s", (contender("c"),), ())]
-    play = saving.Play(SimpleNamespace(bytes=0), cases, time.monotonic() + 600)
+             turns.Case("second", "s", (contender("c"),), ())]
+    play = turns.Play(SimpleNamespace(bytes=0), cases, time.monotonic() + 600)
     play.play(3)
     assert "".join(f"{word} " for word in ran) == "a broken slow b c b a c a b c "
     assert play.trouble == {"first:broken": "cheese"}
@@ -119,19 +116,19 @@ def test_the_next_round_goes_the_other_way_and_who_failed_does_not_come_again(sa
 @pytest.mark.parametrize("least, wanted, verdict", [
     (True, 0.5, "met"), (True, 0.6, "NOT MET"), (False, 0.5, "met"), (False, 0.4, "NOT MET"),
     (False, None, "")])
-def test_the_median_of_the_ratios_is_judged(saving, least, wanted, verdict):
+def test_the_median_of_the_ratios_is_judged(turns, least, wanted, verdict):
     rounds = [{"ours": 1.0, "theirs": 2.0}, {"ours": 9.0}, {"ours": 1.0, "theirs": 10.0},
               {"ours": 9.0, "theirs": 10.0}]
-    case = saving.Case("case", "s", (), ())
-    line = saving.verdict_line(case, saving.Line("title", "ours", "theirs", wanted, least), rounds)
+    case = turns.Case("case", "s", (), ())
+    line = turns.verdict_line(case, turns.Line("title", "ours", "theirs", wanted, least), rounds)
     assert line[:8].strip() == verdict
     assert " 0.500 (0.100-0.900) in 3" in line
-    assert saving.verdict_line(case, saving.Line("title", "ours", "nobody", wanted, least),
+    assert turns.verdict_line(case, turns.Line("title", "ours", "nobody", wanted, least),
                                rounds).endswith("not measured")
 
 
-def test_the_raw_writes_leave_no_hole(saving, tmp_path):
-    assert saving.write_raw(tmp_path / "raw", (9 << 20) + 1, 3, 2 << 20) > 0
+def test_the_raw_writes_leave_no_hole(turns, tmp_path):
+    assert turns.write_raw(tmp_path / "raw", (9 << 20) + 1, 3, 2 << 20) > 0
     data = (tmp_path / "raw").read_bytes()
     assert len(data) == (9 << 20) + 4096
     assert all(any(data[at:at + 4096]) for at in range(0, len(data), 4096))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """save writes what torch.save writes, in a file that torch.load opens, all of it or none."""
+import copyreg
 import errno
+import gc
 import io
 import os
 import pickle
@@ -98,6 +100,56 @@ def test_a_pickle_module_of_the_callers(tmp_path):
     penstock.save([torch.ones(3)], tmp_path / "x.pt", Other)
     assert Other.used == 1
     assert torch.equal(torch.load(tmp_path / "x.pt")[0], torch.ones(3))
+
+
+def test_plain_tensors_do_not_pass_through_torchs_reducer(tmp_path, monkeypatch):
+    asked, own = [], torch.Tensor.__reduce_ex__
+    monkeypatch.setattr(torch.Tensor, "__reduce_ex__",
+                        lambda tensor, protocol: asked.append(tensor) or own(tensor, protocol))
+    penstock.save([torch.full((2,), float(i)) for i in range(300)], tmp_path / "x.pt")
+    assert len(asked) == 1      # a sample, to see that it does what is known
+
+
+def test_tensors_with_names_are_left_to_torch(tmp_path, monkeypatch):
+    """Some versions have them, and refuse to save them."""
+    named, own = torch.ones(2), torch.Tensor.__reduce_ex__
+
+    def reduce(tensor, protocol):
+        if tensor is named:
+            raise RuntimeError("NYI")
+        return own(tensor, protocol)
+
+    monkeypatch.setattr(torch.Tensor, "has_names", lambda tensor: tensor is named, raising=False)
+    monkeypatch.setattr(torch.Tensor, "__reduce_ex__", reduce)
+    with pytest.raises(RuntimeError, match="NYI"):
+        penstock.save([torch.zeros(2), named], tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_reducer_that_is_not_torchs_own_is_used(tmp_path, monkeypatch, registered):
+    def reduce(tensor, *_):
+        return torch.tensor, (tensor.tolist(),)
+
+    if registered:
+        monkeypatch.setitem(copyreg.dispatch_table, torch.Tensor, reduce)
+    else:
+        monkeypatch.setattr(torch.Tensor, "__reduce_ex__", reduce)
+    mine, theirs = two_ways(tmp_path, [torch.ones(2), torch.zeros(3)])
+    assert b"storage" not in record(theirs, "data.pkl")
+    assert record(mine, "data.pkl") == record(theirs, "data.pkl")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_again_whatever_happens(tmp_path, enabled):
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        penstock.save(torch.ones(2), tmp_path / "x.pt")
+        with pytest.raises(Exception, match="pickle"):
+            penstock.save(lambda: None, tmp_path / "x.pt")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_torch_maps_the_file_too(tmp_path):
