@@ -126,8 +126,9 @@ def test_the_report_tells_what_was_handed_on(folder, few):
     (folder / "load.py").write_text(LOAD.replace("argv[1]", "argv[1], device='mps'"))
     done = run(folder, "--report", "load.py", few[0])
     assert done.returncode == 1 and "1 handed on (cannot open device mps" in done.stderr
-    assert run(folder, "--report", "late.py").stderr == \
-        "penstock: no call of safetensors, torch.load or torch.save\n"
+    assert run(folder, "--report", "late.py").stderr == (
+        "penstock: no call of safetensors, torch.load, torch.save or "
+        "torch.distributed.checkpoint\n")
 
 
 @pytest.mark.parametrize("arguments, words", [
