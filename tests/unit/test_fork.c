@@ -246,36 +246,22 @@ TEST(an_inherited_gpu_is_refused_in_words)
 	pen_device_close(host);
 }
 
-static atomic_bool starting, may_start;
-
-static int hold_the_start(const char *name)
-{
-	if (!strcmp(name, "cuInit")) {
-		starting = true;
-		while (!may_start)
-			os_sleep(1000000);
-	}
-	return 0;
-}
-
 /* The child is forked while the driver is kept in the middle of its start. */
 TEST(a_child_does_not_wait_for_a_start_that_happens_elsewhere)
 {
 	NEED_FAKE_GPU();
 	make_file("file", SIZE);
 	CHECK_EQ(pen_device_open("host", &host, &err), 0);
-	sys_fault_hook = hold_the_start;
+	fake_gpu_hold_start();
 	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
-	while (!starting)
-		os_sleep(1000000);
+	fake_gpu_await_start();
 	gpu_memory = &err;	/* any address: nothing gets there */
 	/* As on a machine with several nodes, where the driver has to tell which. */
 	gpu->node = NODE_PENDING;
 	CHECK(in_child(use_inherited_gpu));
 	CHECK_EQ(device_node(gpu), NODE_PENDING);
-	may_start = true;
+	fake_gpu_let_start();
 	CHECK_EQ(pen_device_ready(gpu, &err), 0);
-	sys_fault_hook = NULL;
 	gpu->node = -1;
 	check_gpu(gpu);
 	pen_device_close(gpu);
