@@ -25,8 +25,9 @@ configure() {
 	ninja -C "$directory" --quiet
 }
 
+# Handed out one by one: a core that was given a long row of tests at once would end alone.
 test_with() {
-	exec .venv/bin/python -m pytest -q -p no:cacheprovider -n "$(nproc)" "$@"
+	exec .venv/bin/python -m pytest -q -p no:cacheprovider -n "$(nproc)" --maxschedchunk 1 "$@"
 }
 
 options= configure build env CC="${CC:-gcc}"
