@@ -889,8 +889,8 @@ def test_a_file_that_changes_meanwhile_is_read_again(models, tmp_path, monkeypat
     shutil.copytree(models("qwen2"), folder)
     expected = theirs(folder)
     wait = penstock._load._Moves.wait
-    stale = [penstock._error.from_engine(-errno.ESTALE, "sys", 0, "read", str(folder), -1, "changed",
-                                         "", ())]
+    stale = [penstock._error.from_engine(-errno.ESTALE, "system", 0, "read", str(folder), -1,
+                                         "it was changed", "")]
 
     def once(self, job, label):
         wait(self, job, label)
