@@ -295,6 +295,15 @@ def test_the_report_says_what_was_digested(tmp_path):
     assert "unverified" not in str(report)
 
 
+@pytest.mark.parametrize("limit", [1, 65536, 131071])
+def test_a_memory_limit_that_is_too_small_is_told_the_least(tmp_path, limit):
+    with pytest.raises(penstock.Error, match=f"cannot keep .* {limit} bytes are .* 128 KiB"):
+        penstock.save([torch.ones(MIB)], tmp_path / "x.pt", memory_limit=limit)
+    penstock.save([torch.ones(MIB)], tmp_path / "x.pt", memory_limit=128 << 10)
+    with pytest.raises(penstock.Error, match=f"{limit} bytes are .* 128 KiB"):
+        penstock.load(tmp_path / "x.pt", memory_limit=limit)
+
+
 def test_a_small_memory_limit_is_kept(tmp_path):
     penstock.save([torch.ones(16 * MIB // 4)], tmp_path / "x.pt", memory_limit=4 * MIB)
     assert penstock.last_report().pinned_bytes <= 4 * MIB
