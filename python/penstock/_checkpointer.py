@@ -419,6 +419,8 @@ class Checkpointer:
             try:
                 if save.failure is None:
                     described = self._store(save)
+            except FileNotFoundError as error:
+                save.failure = self._why_not_found(error)
             except Exception as error:
                 save.failure = error
             self._settle(save, described)
@@ -443,6 +445,15 @@ class Checkpointer:
             _penstock.TorchFile(save.path).verify()
             report.verified_seconds = save.seconds()
         return self._folder.describe(report.step)
+
+    def _why_not_found(self, error: OSError) -> OSError:
+        """Where the whole folder is gone, that explains more."""
+        try:
+            self._folder.steps()
+        except Error as gone:
+            gone.__cause__ = error
+            return gone
+        return error
 
     def _why(self, transfer: Report) -> str:
         """What the stall depended on."""
@@ -613,6 +624,7 @@ class Checkpointer:
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
         """The step that is wanted, and those that may stand in for it. One that has a manifest and
         is damaged is among them: who takes another shall be told."""
+        self._folder.steps()        # has words for a folder that is gone
         root = os.path.dirname(self._folder.path(0))
         there = sorted(int(found[1]) for name in os.listdir(root)
                        if (found := _STEP.fullmatch(name))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import textwrap
 import threading
@@ -517,6 +518,44 @@ def test_a_file_that_was_cut_is_not_passed_over_in_silence(ckpt):
         ckpt.restore()
     with pytest.warns(UserWarning, match="step 1 is taken"):
         assert ckpt.restore(fallback=True) == [1]
+
+
+def test_a_manifest_that_was_cut_says_what_to_do(ckpt):
+    saved(ckpt, 1, [1])
+    os.truncate(Path(ckpt.path(1), "manifest.json"), 100)
+    for call in ckpt.show, ckpt.verify, ckpt.restore:
+        with pytest.raises(penstock.Error, match="at byte 100: .* restore an earlier one; "
+                                                 "'penstock ckpt verify --all'.* gc"):
+            call(1)
+
+
+def test_a_folder_that_was_removed_or_replaced_is_told_as_that(tmp_path):
+    folder = tmp_path / "ckpt"
+    with Checkpointer(folder) as ckpt:
+        saved(ckpt, 1, [1])
+        calls = [ckpt.latest, lambda: ckpt.show(1), ckpt.restore, lambda: ckpt.restore(1),
+                 lambda: ckpt.save(2, [2])]
+        shutil.rmtree(folder)
+        for call in calls:
+            with pytest.raises(FileNotFoundError, match="was removed or renamed .* open it anew"):
+                call()
+        folder.mkdir()
+        for call in calls:
+            with pytest.raises(FileNotFoundError, match="another folder is in the place"):
+                call()
+    with Checkpointer(folder) as ckpt:
+        saved(ckpt, 2, [2])
+        assert ckpt.steps() == [2]
+
+
+def test_a_folder_that_is_removed_during_a_save_is_told_and_nothing_hangs(tmp_path, monkeypatch):
+    with Checkpointer(tmp_path / "ckpt") as ckpt:
+        real = ckpt._store
+        monkeypatch.setattr(ckpt, "_store", lambda save: (shutil.rmtree(tmp_path / "ckpt"),
+                                                          real(save))[1])
+        ckpt.save(1, {"a": torch.ones(1000)})
+        with pytest.raises(FileNotFoundError, match="was removed or renamed .* open it anew"):
+            ckpt.wait()
 
 
 def test_a_state_that_does_not_fit_is_no_reason_to_take_another_step(ckpt):
