@@ -10,8 +10,9 @@ Invariants
   1. One save is under way at a time: from begin() of its step to commit() or abandon().
   2. The ranks' group is used by one thread at a time: by that of a save under way, or, when there
      is none, by the caller.
-  3. After begin() every rank takes part in one gathering of outcomes, however its own save went:
-     who stays away would be waited for.
+  3. Who stays away is waited for: so every rank takes part in each gathering of outcomes, however
+     its own part went. What stops the caller, Ctrl-C too, does not stop the thread, which tells the
+     others.
   4. The thread is no daemon: the interpreter waits for it before it ends. What ends the process
      otherwise leaves a step without a manifest, which does not exist.
 """
@@ -27,6 +28,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -126,18 +128,26 @@ class _Save:
         #: What went wrong; `told`: the caller knows.
         self.failure: BaseException | None = None
         self.told = False
-        self.over = threading.Event()
+        #: The ranks have agreed on it, or failed to; the caller has done its part; all is done.
+        self.answered, self.ready, self.over = (threading.Event() for _ in range(3))
 
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
-    def start(self, run: Any) -> None:
-        """Have a thread see to the rest."""
+    def fail(self, error: BaseException) -> None:
+        """The caller knows of it, and the first reason is the one that counts."""
+        self.failure, self.told = self.failure or error, True
+        self.report.error = words(self.failure)
+
+    def start(self, run: Any) -> bool:
+        """Have a thread see to it; False where none is to be had, as when the interpreter is about
+        to end."""
         name = f"penstock-checkpoint-{self.report.step}"
         try:
             threading.Thread(target=run, args=(self,), name=name, daemon=False).start()
         except RuntimeError:
-            run(self)       # no thread is to be had, or the interpreter is about to end
+            return False
+        return True
 
     def stop(self) -> None:
         """Nobody wants the bytes any more."""
@@ -267,8 +277,17 @@ class Checkpointer:
                 mine[0].sweep()
 
         self._ranks.by_first(first)
-        if not mine:
-            mine.append(_penstock.checkpoints_open(name, not self._read_only, self._ranks.rank))
+        failure = None
+        try:
+            if not mine:
+                mine.append(_penstock.checkpoints_open(name, not self._read_only,
+                                                       self._ranks.rank))
+        except Exception as error:
+            failure = error
+        for rank, (problem, _) in enumerate(self._ranks.gather(_outcome(failure))):
+            if problem:
+                raise failure or refuse("open", name, f"rank {rank} cannot: {problem}",
+                                        code=errno.ECANCELED)
         if mine[0].warning:
             warnings.warn(mine[0].warning, stacklevel=3)
         return mine[0]
@@ -310,28 +329,43 @@ class Checkpointer:
                user: dict[str, Any] | None) -> None:
         """From the call to the moment when the state may change. What one rank was given and
         cannot use is for all to hear, too: they wait for it."""
-        report = save.report
+        report, content, placed, in_thread = save.report, b"", [], True
+
+        def agree() -> None:
+            self._try_to_agree(save, overwrite)
+
+        def run(save: _Save) -> None:
+            agree()
+            save.ready.wait()
+            self._finish(save)
+
         try:
-            content, placed, failure = b"", [], None
             try:
                 report.step = _step_number(report.step)
                 save.user = _values(user)
                 content, placed = self._collect(save, state)
-            except Exception as error:
-                failure = error
-            self._agree(save, overwrite, failure)
+            except BaseException as error:
+                save.fail(error)
+                raise
+            finally:
+                self._under_way = save
+                in_thread = save.start(run)
+                if not in_thread:
+                    agree()
+            save.answered.wait()
+            if save.failure is not None:
+                raise save.failure
             self._gather(save, content, placed)
         except BaseException as error:
             # The others hear of it, and nothing of this step stays.
-            save.failure, save.told = error, True
-            report.error = words(error)
+            save.fail(error)
             save.stop()
             raise
         finally:
             report.stall_seconds = save.seconds()
-            if save.agreed:
-                self._under_way = save
-                save.start(self._complete)
+            save.ready.set()
+            if not in_thread:
+                self._finish(save)
 
     def _collect(self, save: _Save, state: Any) -> tuple[bytes, list[tuple[Any, str]]]:
         """The pickle, and storages to be saved: those of the state, or copies of them."""
@@ -345,12 +379,18 @@ class Checkpointer:
         save.report.snapshot = self._snapshot
         return content, _copies(torch, placed) if self._snapshot == "device" else placed
 
-    def _agree(self, save: _Save, overwrite: bool, failure: Exception | None) -> None:
+    def _try_to_agree(self, save: _Save, overwrite: bool) -> None:
+        try:
+            self._agree(save, overwrite)
+        except Exception as error:
+            save.failure = save.failure or error
+        finally:
+            save.answered.set()
+
+    def _agree(self, save: _Save, overwrite: bool) -> None:
         """All ranks save the same step, and rank 0 begins it before the others do."""
         step, ranks = save.report.step, self._ranks
-        outcomes = ranks.gather((step, "" if failure is None else words(failure)))
-        if failure is not None:
-            raise failure
+        outcomes = ranks.gather((step, "" if save.failure is None else words(save.failure)))
         for rank, (theirs, problem) in enumerate(outcomes):
             if problem:
                 raise refuse("save", f"step {step}", f"rank {rank} cannot: {problem}",
@@ -411,25 +451,29 @@ class Checkpointer:
 
     # ------------------------------------------------------------------------ in the background --
 
-    def _complete(self, save: _Save) -> None:
+    def _finish(self, save: _Save) -> None:
         """From the moment when the state may change to the commit, or to the clean end of what
         failed. Runs in the thread of the save."""
         try:
-            described = None
-            try:
-                if save.failure is None:
-                    described = self._store(save)
-            except FileNotFoundError as error:
-                save.failure = self._why_not_found(error)
-            except Exception as error:
-                save.failure = error
-            self._settle(save, described)
+            if save.agreed:
+                self._complete(save)
         except Exception as error:
             save.failure = save.failure or error
         finally:
             if save.failure is not None:
                 save.report.error = words(save.failure)
             save.over.set()
+
+    def _complete(self, save: _Save) -> None:
+        described = None
+        try:
+            if save.failure is None:
+                described = self._store(save)
+        except FileNotFoundError as error:
+            save.failure = self._why_not_found(error)
+        except Exception as error:
+            save.failure = error
+        self._settle(save, described)
 
     def _store(self, save: _Save) -> dict[str, Any]:
         """Until the file of this rank is durable, and is what it should be."""
@@ -609,11 +653,11 @@ class Checkpointer:
                 report = self._report = CheckpointReport("restore", left.pop(0))
                 report.skipped = skipped
                 filling = None if into is None else Filling(torch, into, strict)
-                loaded, failure, damaged = self._attempt(report, filling, map_location,
-                                                         weights_only)
+                state, failure, damaged = self._attempt(report, filling, map_location,
+                                                        weights_only)
                 if failure is None:
                     report.done = True
-                    return loaded if filling is None else filling.apply(loaded)
+                    return state
                 report.error = words(failure)
                 if not damaged or not left:
                     raise failure
@@ -636,21 +680,50 @@ class Checkpointer:
 
     def _attempt(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
                  weights_only: bool) -> tuple[Any, Exception | None, bool]:
-        """What this rank has loaded; why it is of no use, here or on another rank; and whether that
-        is the file's fault."""
-        loaded, failure = None, None
+        """The state of this rank; why it is of no use, here or on another rank; and whether that is
+        the file's fault. Nobody begins to put in place what others could not load."""
+        loaded, failure, damaged = self._on_all(
+            report, lambda: self._load(report, filling, map_location, weights_only))
+        if failure is not None:
+            return None, failure, damaged
+        state, failure, _ = self._on_all(
+            report, lambda: loaded if filling is None else filling.apply(loaded))
+        return state, failure, False
+
+    def _on_all(self, report: CheckpointReport, call: Callable[[], Any]
+                ) -> tuple[Any, Exception | None, bool]:
+        """What a call makes on this rank; what went wrong, here or on another one; and whether
+        files are to blame for that."""
+        result, failure = None, None
         try:
-            loaded = self._load(report, filling, map_location, weights_only)
+            result = call()
         except Exception as error:
             failure = error
-        outcomes = self._ranks.gather(("" if failure is None else words(failure),
-                                       _is_damage(failure)))
+        except BaseException as error:
+            self._tell_others(report, error)
+            raise
+        outcomes = self._ranks.gather(_outcome(failure))
         failed = [(rank, problem) for rank, (problem, _) in enumerate(outcomes) if problem]
         if failed and failure is None:
             rank, problem = failed[0]
             failure = refuse("restore", f"step {report.step}", f"rank {rank} failed: {problem}",
                              code=errno.ECANCELED)
-        return loaded, failure, all(damage for problem, damage in outcomes if problem)
+        return result, failure, all(damage for problem, damage in outcomes if problem)
+
+    def _tell_others(self, report: CheckpointReport, error: BaseException) -> None:
+        """They wait for this rank, whose caller is gone, perhaps for long: a thread tells them."""
+        telling = self._under_way = _Save(report, time.perf_counter())
+        telling.fail(error)
+
+        def tell(telling: _Save) -> None:
+            try:
+                with suppress(Error):       # they are gone, too
+                    self._ranks.gather(_outcome(error))
+            finally:
+                telling.over.set()
+
+        if not telling.start(tell):
+            tell(telling)
 
     def _load(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
               weights_only: bool) -> Any:
@@ -671,9 +744,10 @@ class Checkpointer:
         return loaded
 
 
-def _is_damage(error: Exception | None) -> bool:
-    """Is a file to blame, so that another one may do?"""
-    return isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
+def _outcome(error: BaseException | None) -> tuple[str, bool]:
+    """What other ranks are told: the words, and whether a file is to blame, so that another one may
+    do."""
+    return "" if error is None else words(error), isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
 
 
 # ---------------------------------------------------------------------------------- at the end --
