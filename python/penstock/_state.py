@@ -2,8 +2,9 @@
 """The state of a training: what of it is saved, and how what was saved gets back into it.
 
 A state is made of dicts, lists and tuples. In these are tensors; objects that have state_dict() and
-load_state_dict(), such as modules, optimizers and schedulers; and plain values. What is saved is
-the same with each object's state_dict() in its place.
+load_state_dict(), such as modules, optimizers and schedulers; generators of random numbers; and
+plain values. What is saved is the same with each object's state_dict() in its place, and of a
+generator the tensor of its get_state().
 
 On the way back each tensor that exists, also within the state_dict() of an object, takes its bytes
 where it lies, if the file has them as it has them. All others come into memory of their own. Then
@@ -11,6 +12,7 @@ objects are given their states: what exists in place is its own there, so nothin
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,12 @@ def _is_object(thing: Any) -> bool:
     return not isinstance(thing, type) and callable(getattr(thing, "state_dict", None))
 
 
+def _is_generator(thing: Any) -> bool:
+    """Pickled as itself it would need trust, and could not be filled."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.Generator)
+
+
 def _tuple_like(old: tuple, items: list) -> tuple:
     return type(old)._make(items) if hasattr(old, "_make") else tuple(items)
 
@@ -35,6 +43,8 @@ def plain(state: Any, within: tuple[int, ...] = ()) -> Any:
     whatever it is."""
     if _is_object(state):
         return state.state_dict()
+    if _is_generator(state):
+        return state.get_state()
     if not isinstance(state, (dict, list, tuple)) or id(state) in within:
         return state
     within = (*within, id(state))
@@ -134,6 +144,10 @@ class Filling:
         torch = self._torch
         if isinstance(target, torch.Tensor):
             self._compare_tensors(target, saved, steps)
+        elif _is_generator(target):
+            if not isinstance(saved, torch.Tensor):
+                self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}, and is "
+                                   "a generator")
         elif _is_object(target):
             self._own[steps] = own = target.state_dict()
             if self._is_checked(target):
@@ -164,7 +178,7 @@ class Filling:
         return isinstance(target, (dict, list, tuple)) and (not steps or self._holds(target, ()))
 
     def _holds(self, thing: Any, within: tuple[int, ...]) -> bool:
-        if isinstance(thing, self._torch.Tensor) or _is_object(thing):
+        if isinstance(thing, self._torch.Tensor) or _is_object(thing) or _is_generator(thing):
             return True
         return id(thing) not in within and any(
             self._holds(value, (*within, id(thing))) for _, value in _items(thing))
@@ -236,6 +250,9 @@ class Filling:
         """What stands in a place from now on."""
         if isinstance(target, self._torch.Tensor):
             return target if loaded is target else target.copy_(loaded)
+        if _is_generator(target):
+            target.set_state(loaded.cpu())
+            return target
         if steps in self._own:
             if isinstance(target, self._torch.nn.Module):
                 target.load_state_dict(loaded, strict=self._strict)

@@ -336,6 +336,35 @@ def test_tensors_are_filled_where_they_lie(ckpt, monkeypatch):
     assert state["t"] is target and target.tolist() == list(range(9))
 
 
+def test_generators_made_by_hand_draw_on_from_where_they_were(ckpt):
+    own = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=own)
+    saved(ckpt, 1, {"seeds": [own], "a": torch.ones(2)})
+    expected = torch.rand(4, generator=own)
+    other = torch.Generator()
+    state = {"seeds": [other], "a": torch.zeros(2)}
+    assert ckpt.restore(into=state)["seeds"][0] is other
+    assert torch.equal(torch.rand(4, generator=other), expected)
+    assert ckpt.restore()["seeds"][0].dtype == torch.uint8
+    saved(ckpt, 2, {"seeds": [7], "a": torch.ones(2)})
+    with pytest.raises(ValueError, match="seeds.0 was saved as a int, and is a generator"):
+        ckpt.restore(into=state)
+
+
+class Sampler:
+    """An object of the user's own, which is pickled with a generator in it."""
+
+    def __init__(self):
+        self.generator = torch.Generator()
+
+
+def test_an_object_that_needs_its_bytes_at_once_is_told_how_it_is_restored(ckpt):
+    saved(ckpt, 1, {"sampler": Sampler(), "a": torch.ones(2)})
+    with pytest.raises(penstock.Error, match="without into="):
+        ckpt.restore(into={"sampler": Sampler(), "a": torch.zeros(2)}, weights_only=False)
+    assert isinstance(ckpt.restore(weights_only=False)["sampler"].generator, torch.Generator)
+
+
 def test_a_fresh_optimizer_takes_what_was_loaded(ckpt):
     training = Training(4)
     training.run(3)
