@@ -9,7 +9,8 @@ in one job from whatever devices they are on, and reads any parts of them straig
    durable. Until then the one before is whole: files get names that no file there has.
 2. What the new .metadata does not name, of what lay there before, goes when it is durable.
 3. All of one save happens in one thread. What belongs to a save is kept for its thread, so that one
-   Writer can be used by several; two saves into one folder at a time are refused.
+   Writer can be used by several; two saves into one folder at a time are refused: those of one
+   process when they write, those of two programs by the lock of the coordinator.
 4. With async_save the Writer is its own stager: it hands the state on as it is, and holds the
    caller until the bytes are in host memory.
 """
@@ -26,6 +27,8 @@ import pickle
 import pickletools
 import re
 import threading
+import warnings
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -175,28 +178,24 @@ class _Staging:
             raise self._failure
 
 
+class _Open:
+    """A folder that is there from now on, durably; and, for a coordinator, locked."""
+
+    def __init__(self, path: str, locked: bool) -> None:
+        self._folder = _penstock.checkpoints_open(file_name(path), True, 0 if locked else 1)
+        if self._folder.warning:
+            warnings.warn(f"{path}: {self._folder.warning}", stacklevel=2)
+
+
 class _Thread(threading.local):
     """What a Writer knows of the save that a thread is at."""
 
     path: Any = None
+    #: Does this rank write .metadata for all, and is the folder kept for that?
+    coordinates = False
+    lock: _Open | None = None
     #: Files that were in the folder when it began.
     before: frozenset[str] = frozenset()
-
-
-def _make_folder(path: str) -> None:
-    """With all above it, and so that they are there after a loss of power."""
-    above = os.path.dirname(path)
-    if os.path.isdir(path):
-        return
-    if above and above != path:
-        _make_folder(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    descriptor = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def why_torch_writes(path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
@@ -224,7 +223,20 @@ def why_torch_reads(path: Any, _extension_registry: Any = None) -> str:
 
 #: Folders that are being written to.
 _under_way: set[str] = set()
+#: Folders that this process has locked, by process and name: while a save has one, or has failed
+#: and was followed by no other.
+_locked: weakref.WeakValueDictionary[tuple[int, str], _Open] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def _lock_of(folder: str) -> _Open:
+    """Refuses where another program has it."""
+    with _lock:
+        own = os.getpid(), folder
+        found = _locked.get(own)
+        if found is None:
+            found = _locked[own] = _Open(folder, True)
+        return found
 
 
 class Writer(filesystem.FileSystemWriter):
@@ -295,6 +307,7 @@ class Writer(filesystem.FileSystemWriter):
         """A save begins in this thread, into the folder that is named, if one is."""
         super().reset(checkpoint_id)
         self._thread.path = self._path if checkpoint_id else None
+        self._thread.lock = None
 
     # ------------------------------------------------------------------------------- staging --
 
@@ -325,9 +338,18 @@ class Writer(filesystem.FileSystemWriter):
         self._claimed()
         return super().storage_meta()
 
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Who has a checkpoint of its own among others in a folder, coordinates nobody."""
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self._thread.coordinates = is_coordinator and self.use_collectives
+
     def prepare_local_plan(self, plan: planning.SavePlan) -> planning.SavePlan:
-        """The folder is there from now on."""
-        _make_folder(os.path.abspath(self.path))
+        """The folder is there from now on, and no other program's until the save ends."""
+        folder = os.path.realpath(self.path)
+        if self._thread.coordinates:
+            self._thread.lock = _lock_of(folder)
+        else:
+            _Open(folder, False)
         if self._metadata_exists() and not self.overwrite:
             raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
         if self.rank is not None and not self.use_collectives:
@@ -421,6 +443,7 @@ class Writer(filesystem.FileSystemWriter):
             if own is None or (found and int(found[1]) == own):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(os.path.dirname(path), name))
+        self._thread.lock = None
 
 
 _BYTES = planning.WriteItemType.BYTE_IO

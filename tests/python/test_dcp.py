@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
 import penstock
+from penstock import _penstock
 from penstock.dcp import Reader, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -220,6 +221,40 @@ def test_two_saves_into_one_folder_at_a_time_are_refused(tmp_path):
     seen = []
     dcp.save({"w": torch.randn(3)}, storage_writer=Writer(tmp_path), planner=Nested())
     assert seen and files(tmp_path) == ["__0_0.distcp"]
+
+
+def test_two_programs_that_save_into_one_folder_are_told_apart(tmp_path):
+    class Watched(Writer):
+        def finish(self, metadata, results):
+            with pytest.raises(penstock.Error, match=f"process {os.getpid()} on "):
+                _penstock.checkpoints_open(str(tmp_path), True, 0)
+            super().finish(metadata, results)
+
+    first = {"w": torch.zeros(30_000)}
+    save(first, tmp_path, Watched)
+    other = _penstock.checkpoints_open(str(tmp_path), True, 0)      # as another program would
+    with pytest.raises(dcp.CheckpointException, match="writes checkpoints there"):
+        save({"w": torch.ones(30_000)}, tmp_path)
+    assert files(tmp_path) == ["__0_0.distcp"]
+    assert load(first, tmp_path)["w"].equal(first["w"])
+    other.close()
+    save({"w": torch.ones(30_000)}, tmp_path)
+    assert files(tmp_path) == ["__0_1.distcp"]
+
+
+def test_a_save_that_failed_does_not_keep_its_program_from_the_next(tmp_path):
+    class Stopped(Writer):
+        def finish(self, metadata, results):
+            raise OSError("stopped")
+
+    state, stopped = {"w": torch.ones(3)}, Stopped(tmp_path)
+    with pytest.raises(dcp.CheckpointException, match="stopped"):
+        dcp.save(state, storage_writer=stopped)
+    save(state, tmp_path)
+    thread = threading.Thread(target=save, args=(state, tmp_path))
+    thread.start()
+    thread.join()
+    assert files(tmp_path) == ["__0_2.distcp"]
 
 
 # ------------------------------------------------------------------- in the place of another one --
