@@ -312,6 +312,8 @@ class Checkpointer:
         ``overwrite=True``: then it stays until the new one is whole. ``user`` is a dict of plain
         values for the manifest, see show().
         """
+        from ._torch_save import without_collections
+
         started = time.perf_counter()
         self._check()
         if self._read_only:
@@ -322,7 +324,8 @@ class Checkpointer:
             report = self._report = CheckpointReport("save", step)
             save = _Save(report, started)
             report.waited_seconds = save.seconds()
-            self._begin(save, state, overwrite, user)
+            with without_collections():
+                self._begin(save, state, overwrite, user)
             return report
 
     def _begin(self, save: _Save, state: Any, overwrite: bool,
@@ -373,7 +376,7 @@ class Checkpointer:
 
         from ._torch_save import collect
 
-        content, storages = collect(torch, plain(state))
+        content, storages = collect(torch, plain(torch, state))
         placed = storages.on_devices()
         save.report.bytes = sum(storage.nbytes() for storage, _ in placed)
         save.report.snapshot = self._snapshot

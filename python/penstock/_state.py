@@ -12,7 +12,6 @@ objects are given their states: what exists in place is its own there, so nothin
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,34 +23,35 @@ _TOLD = 8
 _Steps = tuple[Any, ...]
 
 
+#: Types of most things in a state; none of them has a state_dict(), and to ask takes its time.
+_PLAIN = {int, float, bool, str, bytes, type(None)}
+
+
 def _is_object(thing: Any) -> bool:
     return not isinstance(thing, type) and callable(getattr(thing, "state_dict", None))
-
-
-def _is_generator(thing: Any) -> bool:
-    """Pickled as itself it would need trust, and could not be filled."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Generator)
 
 
 def _tuple_like(old: tuple, items: list) -> tuple:
     return type(old)._make(items) if hasattr(old, "_make") else tuple(items)
 
 
-def plain(state: Any, within: tuple[int, ...] = ()) -> Any:
+def plain(torch: Any, state: Any, within: tuple[int, ...] = ()) -> Any:
     """The state with the state_dict() of each object in its place. What holds no objects is itself,
     whatever it is."""
+    if type(state) in _PLAIN or isinstance(state, torch.Tensor):
+        return state
     if _is_object(state):
         return state.state_dict()
-    if _is_generator(state):
+    # Pickled as itself a generator would need trust, and could not be filled.
+    if isinstance(state, torch.Generator):
         return state.get_state()
     if not isinstance(state, (dict, list, tuple)) or id(state) in within:
         return state
     within = (*within, id(state))
     if isinstance(state, dict):
-        items = {key: plain(value, within) for key, value in state.items()}
+        items = {key: plain(torch, value, within) for key, value in state.items()}
         return state if all(items[key] is state[key] for key in items) else items
-    listed = [plain(value, within) for value in state]
+    listed = [plain(torch, value, within) for value in state]
     if all(new is old for new, old in zip(listed, state)):
         return state
     return _tuple_like(state, listed) if isinstance(state, tuple) else listed
@@ -144,7 +144,7 @@ class Filling:
         torch = self._torch
         if isinstance(target, torch.Tensor):
             self._compare_tensors(target, saved, steps)
-        elif _is_generator(target):
+        elif isinstance(target, torch.Generator):
             if not isinstance(saved, torch.Tensor):
                 self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}, and is "
                                    "a generator")
@@ -178,7 +178,7 @@ class Filling:
         return isinstance(target, (dict, list, tuple)) and (not steps or self._holds(target, ()))
 
     def _holds(self, thing: Any, within: tuple[int, ...]) -> bool:
-        if isinstance(thing, self._torch.Tensor) or _is_object(thing) or _is_generator(thing):
+        if isinstance(thing, (self._torch.Tensor, self._torch.Generator)) or _is_object(thing):
             return True
         return id(thing) not in within and any(
             self._holds(value, (*within, id(thing))) for _, value in _items(thing))
@@ -250,7 +250,7 @@ class Filling:
         """What stands in a place from now on."""
         if isinstance(target, self._torch.Tensor):
             return target if loaded is target else target.copy_(loaded)
-        if _is_generator(target):
+        if isinstance(target, self._torch.Generator):
             target.set_state(loaded.cpu())
             return target
         if steps in self._own:

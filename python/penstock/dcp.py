@@ -84,7 +84,8 @@ def _pickled(tensor: torch.Tensor) -> bytes:
         own, 0, tensor.size(), tensor.stride())     # type: ignore[arg-type]
     content = io.BytesIO()
     pickler = pickle.Pickler(content, protocol=_PROTOCOL)
-    pickler.persistent_id = _HostStorages(torch).persistent_id  # type: ignore[method-assign]
+    pickler.persistent_id = _penstock.ask_by_type(      # type: ignore[method-assign]
+        _HostStorages(torch).persistent_id)
     pickler.dump(alone)
     return content.getvalue()
 

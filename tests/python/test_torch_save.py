@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _progress, _torch_save
+from penstock import _penstock, _progress, _torch_save
 from support import MIB, Talk, environment, held_below, outcome, python
 from torch_objects import OBJECTS, alike
 
@@ -554,3 +554,17 @@ def test_torch_called_by_penstock_is_not_called_back(tmp_path, monkeypatch):
     torch.save([torch.ones(2)], tmp_path / "x.pt", _use_new_zipfile_serialization=False)
     penstock.save([torch.ones(2)], tmp_path / "y.pt", _use_new_zipfile_serialization=False)
     assert torch.load(tmp_path / "x.pt")[0].tolist() == torch.load(tmp_path / "y.pt")[0].tolist()
+
+
+def test_a_pickler_asks_once_about_a_type_that_is_no_storage():
+    def answer(thing):
+        asked.append(thing)
+        if thing == "bad":
+            raise LookupError("bad")
+        return thing if isinstance(thing, float) else None
+
+    asked, ask = [], _penstock.ask_by_type(answer)
+    assert [ask(1), ask(2), ask(1.5), ask(2.5)] == [None, None, 1.5, 2.5]
+    with pytest.raises(LookupError):
+        ask("bad")
+    assert asked == [1, 1.5, 2.5, "bad"]
