@@ -28,8 +28,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import _penstock, _report
@@ -43,6 +43,8 @@ from ._state import Filling, plain
 _SNAPSHOTS = ("host", "device")
 #: Two requests of the smallest piece that has a digest.
 _LEAST_MEMORY = 128 << 10
+#: Seconds; what is longer is not known to all who wait.
+_LONGEST = 10**9
 #: How the folder of a step is called, and what makes it one.
 _STEP, _MANIFEST = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})"), "manifest.json"
 #: Errors of files that are not what they were.
@@ -254,12 +256,13 @@ class Checkpointer:
             raise refuse("use", "memory_limit", f"a save does not go through {memory_limit} bytes",
                          f"Allow at least {_LEAST_MEMORY}")
         self._transfer_given = transfer
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST:
+            raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0",
+                         f"Give {_LONGEST} at most")
         self._keep = None if keep is None else _number("keep", keep, 1, 2**32 - 1)
         self._snapshot, self._verify, self._read_only = snapshot, verify, read_only
         self._process = os.getpid()
-        self._lock = threading.RLock()
+        self._lock, self._called = threading.RLock(), False
         self._under_way: _Save | None = None
         self._report: CheckpointReport | None = None
         self._granted = 0
@@ -297,6 +300,22 @@ class Checkpointer:
             raise refuse("use", "the Checkpointer", "it is that of the process which forked this "
                          "one", "Make one in the process that saves", errno.ECHILD)
 
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """One at a time. A second one of the same thread, from a signal handler or a state_dict(),
+        would wait for the first, which waits for it."""
+        self._check()
+        with self._lock:
+            if self._called:
+                raise refuse("use", "the Checkpointer", "a call of this thread is not done yet",
+                             "Have a signal handler set a flag, and save where the training sees "
+                             "it", errno.EDEADLK)
+            self._called = True
+            try:
+                yield
+            finally:
+                self._called = False
+
     # --------------------------------------------------------------------------------- saving --
 
     def save(self, step: int, state: Any, *, overwrite: bool = False,
@@ -315,10 +334,9 @@ class Checkpointer:
         from ._torch_save import without_collections
 
         started = time.perf_counter()
-        self._check()
         if self._read_only:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
-        with self._lock:
+        with self._one_call():
             self._wait()
             self._raise_failure()
             report = self._report = CheckpointReport("save", step)
@@ -560,15 +578,13 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until the last save is durable and committed; raises what went wrong with it."""
-        self._check()
-        with self._lock:
+        with self._one_call():
             self._wait()
             self._raise_failure()
 
     def close(self) -> None:
         """wait(), and let go of the folder. What went wrong is raised when that is done."""
-        self._check()
-        with self._lock:
+        with self._one_call():
             try:
                 self._wait()
                 self._raise_failure()
@@ -647,8 +663,7 @@ class Checkpointer:
         """
         import torch
 
-        self._check()
-        with self._lock:
+        with self._one_call():
             self._wait()
             skipped: list[tuple[int, str]] = []
             left = self._ranks.by_first(lambda: self._candidates(step, fallback))
@@ -715,8 +730,14 @@ class Checkpointer:
 
     def _tell_others(self, report: CheckpointReport, error: BaseException) -> None:
         """They wait for this rank, whose caller is gone, perhaps for long: a thread tells them."""
-        telling = self._under_way = _Save(report, time.perf_counter())
+        if self._ranks.size == 1:
+            return
+        before, telling = self._under_way, _Save(report, time.perf_counter())
         telling.fail(error)
+        # A save that failed before is still to be raised.
+        if before is not None and before.failure is not None and not before.told:
+            telling.failure, telling.told = before.failure, False
+        self._under_way = telling
 
         def tell(telling: _Save) -> None:
             try:
@@ -763,8 +784,10 @@ def _tell() -> None:
     for each in list(_all):
         save = each._under_way
         if each._process == os.getpid() and save and save.failure and not save.told:
+            what = "was saved, but older ones were not removed" if save.report.done \
+                else "was not saved"
             with suppress(AttributeError, OSError, ValueError):
-                sys.stderr.write(f"penstock: step {save.report.step} was not saved: "
+                sys.stderr.write(f"penstock: step {save.report.step} {what}: "
                                  f"{words(save.failure)}\n")
 
 

@@ -230,7 +230,7 @@ def test_ten_thousand_tensors_find_room(ckpt):
 
 @pytest.mark.parametrize("arguments, words", [
     ({"snapshot": "tape"}, "snapshot"), ({"keep": 0}, "keep"), ({"keep": 2.5}, "keep"),
-    ({"keep": 2**32}, "keep"), ({"timeout": 0}, "timeout"), ({"timeout": "long"}, "timeout"),
+    ({"keep": 2**32}, "keep"), ({"timeout": 0}, "timeout"), ({"timeout": float("inf")}, "timeout"), ({"timeout": "long"}, "timeout"),
     ({"memory_limit": "much"}, "memory_limit"), ({"memory_limit": -1}, "memory_limit"),
     ({"memory_limit": 65536}, "at least 131072"),
     ({"transfer": "no"}, "no such type")])
@@ -699,6 +699,28 @@ def test_what_fails_at_the_end_is_told(tmp_path):
     assert os.listdir(tmp_path) == [".penstock.lock"]
 
 
+def test_a_step_that_is_there_is_not_called_lost_at_the_end(ckpt, monkeypatch, capsys):
+    fails(monkeypatch, "_remove_old", OSError("it stays"))
+    ckpt.save(1, [])
+    ckpt._wait()
+    _checkpointer._tell()
+    assert "penstock: step 1 was saved, but older ones were not removed: OSError: it stays" \
+        in capsys.readouterr().err
+    with pytest.raises(OSError, match="it stays"):
+        ckpt.wait()
+
+
+def test_where_no_thread_is_to_be_had_a_save_is_done_when_it_returns(ckpt, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert ckpt.save(1, {"a": torch.ones(9)}).done
+    with pytest.raises((AttributeError, TypeError)):
+        ckpt.save(2, {"lock": threading.Lock()})
+    assert ckpt.steps() == [1]
+
+
 def test_a_signal_abandons_the_save_and_the_next_start_sweeps(tmp_path):
     with Talk(textwrap.dedent(END) + "print('saved', flush=True)\nsys.stdin.readline()", tmp_path
               ) as talk:
@@ -736,6 +758,20 @@ def test_ctrl_c_in_save_abandons_it_and_another_goes_through(tmp_path):
         said, _ = talk.end()
     assert said.splitlines()[0].startswith("stopped KeyboardInterrupt")
     assert sorted(os.listdir(tmp_path)) == [".penstock.lock", "step-00000002"]
+
+
+def test_a_call_from_within_a_call_is_refused_and_does_not_wait_for_itself(ckpt):
+    class Eager:
+        """As a signal handler, which comes at any moment."""
+
+        def state_dict(self):
+            for call in lambda: ckpt.save(2, []), ckpt.wait, ckpt.restore:
+                with pytest.raises(penstock.Error, match="Have a signal handler set a flag"):
+                    call()
+            return {"steps": ckpt.steps()}
+
+    saved(ckpt, 1, {"eager": Eager()})
+    assert ckpt.restore() == {"eager": {"steps": []}} and ckpt.steps() == [1]
 
 
 def test_an_exception_in_the_block_is_not_hidden(tmp_path, monkeypatch):
