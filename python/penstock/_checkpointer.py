@@ -771,7 +771,8 @@ class Checkpointer:
 def _outcome(error: BaseException | None) -> tuple[str, bool]:
     """What other ranks are told: the words, and whether a file is to blame, so that another one may
     do."""
-    return "" if error is None else words(error), isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
+    return "" if error is None else words(error), \
+        isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
 
 
 # ---------------------------------------------------------------------------------- at the end --
