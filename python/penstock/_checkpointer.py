@@ -132,6 +132,7 @@ class _Save:
         self.told = False
         #: The ranks have agreed on it, or failed to; the caller has done its part; all is done.
         self.answered, self.ready, self.over = (threading.Event() for _ in range(3))
+        self._thread: threading.Thread | None = None
 
     def seconds(self) -> float:
         return time.perf_counter() - self.started
@@ -145,11 +146,19 @@ class _Save:
         """Have a thread see to it; False where none is to be had, as when the interpreter is about
         to end."""
         name = f"penstock-checkpoint-{self.report.step}"
+        thread = threading.Thread(target=run, args=(self,), name=name, daemon=False)
         try:
-            threading.Thread(target=run, args=(self,), name=name, daemon=False).start()
+            thread.start()
         except RuntimeError:
             return False
+        self._thread = thread
         return True
+
+    def wait(self) -> None:
+        """Until all is done; also where Ctrl-C came before the thread could begin."""
+        while not self.over.wait(0.2):
+            if self._thread is None or not self._thread.is_alive():
+                return
 
     def stop(self) -> None:
         """Nobody wants the bytes any more."""
@@ -383,8 +392,8 @@ class Checkpointer:
             save.stop()
             raise
         finally:
-            report.stall_seconds = save.seconds()
             save.ready.set()
+            report.stall_seconds = save.seconds()
             if not in_thread:
                 self._finish(save)
 
@@ -567,7 +576,7 @@ class Checkpointer:
 
     def _wait(self) -> None:
         if self._under_way is not None:
-            self._under_way.over.wait()
+            self._under_way.wait()
 
     def _raise_failure(self) -> None:
         """What the caller does not know yet."""

@@ -722,6 +722,18 @@ def test_where_no_thread_is_to_be_had_a_save_is_done_when_it_returns(ckpt, monke
     assert ckpt.steps() == [1]
 
 
+def test_ctrl_c_before_the_thread_of_a_save_begins_is_waited_for_by_nobody(ckpt, monkeypatch):
+    def start(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, [])
+    saved(ckpt, 2, [])
+    assert ckpt.steps() == [2]
+
+
 def test_a_signal_abandons_the_save_and_the_next_start_sweeps(tmp_path):
     with Talk(textwrap.dedent(END) + "print('saved', flush=True)\nsys.stdin.readline()", tmp_path
               ) as talk:
