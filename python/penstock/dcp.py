@@ -41,6 +41,7 @@ from torch.futures import Future
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, from_engine, refuse
+from ._fork import Lock
 from ._names import file_name
 from ._options import options
 from ._patch import serving
@@ -222,18 +223,19 @@ def why_torch_reads(path: Any, _extension_registry: Any = None) -> str:
     return "what goes through extensions is torch's" if _extension_registry is not None else ""
 
 
+#: A folder, as a process has it: what its parent had when it forked is not under way there.
+_Own = tuple[int, str]
 #: Folders that are being written to.
-_under_way: set[str] = set()
-#: Folders that this process has locked, by process and name: while a save has one, or has failed
-#: and was followed by no other.
-_locked: weakref.WeakValueDictionary[tuple[int, str], _Open] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_under_way: set[_Own] = set()
+#: Folders that are locked: while a save has one, or has failed and was followed by no other.
+_locked: weakref.WeakValueDictionary[_Own, _Open] = weakref.WeakValueDictionary()
+_lock = Lock()
 
 
 def _lock_of(folder: str) -> _Open:
     """Refuses where another program has it."""
+    own = os.getpid(), folder
     with _lock:
-        own = os.getpid(), folder
         found = _locked.get(own)
         if found is None:
             found = _locked[own] = _Open(folder, True)
@@ -363,11 +365,12 @@ class Writer(filesystem.FileSystemWriter):
         """This rank's items, into one file that is durable afterwards."""
         staging = self._claimed()
         folder = os.path.realpath(self.path)
+        own = os.getpid(), folder
         with _lock:
-            if folder in _under_way:
+            if own in _under_way:
                 raise refuse("save in", folder, "another save into this folder is under way",
                              "Wait for it, or give each its own checkpoint_id")
-            _under_way.add(folder)
+            _under_way.add(own)
         try:
             with serving():
                 results = self._write(folder, plan, planner, staging)
@@ -376,7 +379,7 @@ class Writer(filesystem.FileSystemWriter):
             if staging is not None:
                 staging.end()
             with _lock:
-                _under_way.discard(folder)
+                _under_way.discard(own)
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)
         return future

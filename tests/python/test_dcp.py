@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """torch.distributed.checkpoint with penstock.dcp as its storage, against torch's own classes."""
 import abc
+import contextlib
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTra
 
 import penstock
 from penstock import _penstock
+from penstock import dcp as module
 from penstock.dcp import Reader, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -255,6 +258,21 @@ def test_a_save_that_failed_does_not_keep_its_program_from_the_next(tmp_path):
     thread.start()
     thread.join()
     assert files(tmp_path) == ["__0_2.distcp"]
+
+
+def test_a_forked_child_has_nothing_to_do_with_what_its_parent_saves(tmp_path, monkeypatch):
+    folder = os.path.realpath(tmp_path)
+    monkeypatch.setattr(module, "_under_way", {(os.getpid(), folder)})
+    with module._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with contextlib.suppress(BaseException):
+                save({"w": torch.ones(3)}, tmp_path)
+                os._exit(0)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert files(tmp_path) == ["__0_0.distcp"]
 
 
 # ------------------------------------------------------------------- in the place of another one --
