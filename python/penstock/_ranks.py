@@ -108,12 +108,12 @@ class Ranks:
 
     def by_first(self, call: Callable[[], Any]) -> Any:
         """What rank 0 finds, for all; what fails there fails everywhere."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         told: list[Any] = [None, ""]
         if self.rank == 0:
             try:
                 told = [call(), ""]
-            except Exception as error:
+            except BaseException as error:      # of Ctrl-C, too, the others hear
                 failure = error
                 told = [error if isinstance(error, Error) else None, words(error)]
         self._speak(lambda: self._dist.broadcast_object_list(told, self._members[0], self._group))
@@ -121,7 +121,7 @@ class Ranks:
             raise failure
         result, problem = told
         if problem:
-            raise result if result is not None else refuse("save", "rank 0", problem,
+            raise result if result is not None else refuse("go on", "without rank 0", problem,
                                                            code=errno.ECANCELED)
         return result
 

@@ -259,6 +259,13 @@ def test_a_rank_that_cannot_put_its_state_in_place_is_heard_of_by_all(tmp_path):
             for kind in Picky, Stopped:
                 attempt(lambda: ckpt.restore(into={"o": kind() if rank == 1 else Fine()}))
                 assert not ckpt.report().done
+            def stopped(step, fallback):
+                raise KeyboardInterrupt
+            if rank == 0:
+                ckpt._candidates = stopped
+            attempt(ckpt.restore)
+            if rank == 0:
+                del ckpt._candidates
             ckpt.restore(into={"o": Fine()})
             print(ckpt.report().done)
 
@@ -266,8 +273,10 @@ def test_a_rank_that_cannot_put_its_state_in_place_is_heard_of_by_all(tmp_path):
             print(line)
     """, tmp_path / "ckpt").splitlines()
     told = "Error cannot restore step 1: rank 1 failed: "
-    assert said[0] == said[2] == f"{told}LookupError: not mine; {told}KeyboardInterrupt: ; True"
-    assert said[1] == "LookupError not mine; KeyboardInterrupt ; True"
+    heard = f"{told}LookupError: not mine; {told}KeyboardInterrupt: ; "
+    first = "Error cannot go on without rank 0: KeyboardInterrupt: ; True"
+    assert said == [f"{heard}KeyboardInterrupt ; True",
+                    f"LookupError not mine; KeyboardInterrupt ; {first}", heard + first]
 
 
 def test_ctrl_c_on_one_rank_while_it_pickles_is_heard_of_by_all(tmp_path):
