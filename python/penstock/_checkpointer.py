@@ -43,7 +43,7 @@ from ._state import Filling, plain
 _SNAPSHOTS = ("host", "device")
 #: Two requests of the smallest piece that has a digest.
 _LEAST_MEMORY = 128 << 10
-#: Seconds; what is longer is not known to all who wait.
+#: Seconds; torch.distributed cannot count for ever.
 _LONGEST = 10**9
 #: How the folder of a step is called, and what makes it one.
 _STEP, _MANIFEST = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})"), "manifest.json"
