@@ -7,7 +7,9 @@ in one job from whatever devices they are on, and reads any parts of them straig
 
 1. A checkpoint is its .metadata, which is replaced in one step when every file that it names is
    durable. Until then the one before is whole: files get names that no file there has.
-2. What the new .metadata does not name, of what lay there before, goes when it is durable.
+2. What the new .metadata does not name, of what lay there before, goes when it is durable. No
+   rank is told that a save has failed: the coordinator, who has the lock, removes what one left
+   before the next begins.
 3. All of one save happens in one thread. What belongs to a save is kept for its thread, so that one
    Writer can be used by several; two saves into one folder at a time are refused: those of one
    process when they write, those of two programs by the lock of the coordinator.
@@ -52,6 +54,8 @@ from ._torch_save import _PROTOCOL, _Storages
 __all__ = ["Reader", "Writer"]
 
 _FILE = re.compile(r"__(\d+)_(\d+)\.distcp")
+#: The name of one as it lies in the pickle of .metadata, which is not run to find it.
+_NAMED = re.compile(rb"__\d+_\d+\.distcp")
 #: Tensors of the host up to this are written as torch writes them, without pages of their own.
 _SMALL = 4096
 #: Parts of a tensor that are read each by itself: at least so many bytes, at most so many parts.
@@ -229,6 +233,9 @@ _Own = tuple[int, str]
 _under_way: set[_Own] = set()
 #: Folders that are locked: while a save has one, or has failed and was followed by no other.
 _locked: weakref.WeakValueDictionary[_Own, _Open] = weakref.WeakValueDictionary()
+#: Threads of the coordinator that have begun a save into a folder, whose files others may write by
+#: now. One that fails tells nobody: then its thread begins another, or ends.
+_begun: dict[_Own, set[threading.Thread]] = {}
 _lock = Lock()
 
 
@@ -240,6 +247,55 @@ def _lock_of(folder: str) -> _Open:
         if found is None:
             found = _locked[own] = _Open(folder, True)
         return found
+
+
+def _begin(folder: str) -> bool:
+    """A save of this thread begins: is it the only one of this process there?"""
+    own, thread = (os.getpid(), folder), threading.current_thread()
+    with _lock:
+        others = {one for one in _begun.get(own, ()) if one is not thread and one.is_alive()}
+        _begun[own] = others | {thread}
+        return not others and own not in _under_way
+
+
+def _end(*folders: str) -> None:
+    """What this thread saved there, or anywhere, has ended."""
+    with _lock:
+        for own in [(os.getpid(), folder) for folder in folders] or list(_begun):
+            threads = _begun.get(own, set())
+            threads.discard(threading.current_thread())
+            if not threads:
+                _begun.pop(own, None)
+
+
+def _files(folder: str) -> frozenset[str]:
+    return frozenset(filter(_FILE.fullmatch, os.listdir(folder)))
+
+
+def _named_in(folder: str) -> set[str]:
+    """Files that any .metadata there names: that of all ranks, those of ranks that have their own,
+    and one that torch's writer did not come to rename."""
+    named = set()
+    for name in os.listdir(folder):
+        if ".metadata" in name:
+            with open(os.path.join(folder, name), "rb") as file:
+                named.update(one.decode() for one in _NAMED.findall(file.read()))
+    return named
+
+
+def _remove_unnamed(folder: str, names: frozenset[str]) -> None:
+    """Remove those of these files that no .metadata names. What cannot be removed does no harm but
+    for its room."""
+    with contextlib.suppress(OSError):
+        # What .metadata says has to be durable, before files go that the one before it may name.
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        for name in names - _named_in(folder):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
 
 
 class Writer(filesystem.FileSystemWriter):
@@ -315,7 +371,9 @@ class Writer(filesystem.FileSystemWriter):
     # ------------------------------------------------------------------------------- staging --
 
     def stage(self, state_dict: Any) -> Any:
-        """The state as it is: the engine copies the bytes when it takes them."""
+        """The state as it is: the engine copies the bytes when it takes them. Another thread saves
+        it: what this one saved before has ended."""
+        _end()
         self._staging = _Staging()
         return state_dict
 
@@ -347,7 +405,8 @@ class Writer(filesystem.FileSystemWriter):
         self._thread.coordinates = is_coordinator and self.use_collectives
 
     def prepare_local_plan(self, plan: planning.SavePlan) -> planning.SavePlan:
-        """The folder is there from now on, and no other program's until the save ends."""
+        """The folder is there from now on, and no other program's until the save ends. No rank
+        writes before all are here: so files that are not named are of saves that failed."""
         folder = os.path.realpath(self.path)
         if self._thread.coordinates:
             self._thread.lock = _lock_of(folder)
@@ -355,6 +414,8 @@ class Writer(filesystem.FileSystemWriter):
             _Open(folder, False)
         if self._metadata_exists() and not self.overwrite:
             raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
+        if self._thread.coordinates and _begin(folder):
+            _remove_unnamed(folder, _files(folder))
         if self.rank is not None and not self.use_collectives:
             plan = dataclasses.replace(plan,
                                        storage_data=filesystem._StoragePrefix(f"__{self.rank}_"))
@@ -386,7 +447,7 @@ class Writer(filesystem.FileSystemWriter):
 
     def _write(self, folder: str, plan: planning.SavePlan, planner: planning.SavePlanner,
                staging: _Staging | None) -> list[storage.WriteResult]:
-        self._thread.before = frozenset(filter(_FILE.fullmatch, os.listdir(folder)))
+        self._thread.before = _files(folder)
         prefix = plan.storage_data.prefix
         found = [_FILE.fullmatch(name) for name in self._thread.before if name.startswith(prefix)]
         name = f"{prefix}{max((int(one[2]) + 1 for one in found if one), default=0)}.distcp"
@@ -438,15 +499,22 @@ class Writer(filesystem.FileSystemWriter):
         metadata.storage_meta = self.storage_meta()
         own = self.rank if not self.use_collectives else None
         path = os.path.abspath(self._get_metadata_path(own))
-        job, _ = _penstock.torch_pack(file_name(path), open_device("host"),
-                                      [pickle.dumps(metadata)], None)
-        wait_or_stop(job, "", False)
-        named = {info.relative_path for info in metadata.storage_data.values()}
+        folder = os.path.dirname(path)
+        named = frozenset(info.relative_path for info in metadata.storage_data.values())
+        try:
+            job, _ = _penstock.torch_pack(file_name(path), open_device("host"),
+                                          [pickle.dumps(metadata)], None)
+            wait_or_stop(job, "", False)
+        except BaseException:
+            _remove_unnamed(folder, named)
+            raise
+        finally:
+            _end(os.path.realpath(folder))
         for name in self._thread.before - named:
             found = _FILE.fullmatch(name)
             if own is None or (found and int(found[1]) == own):
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(os.path.dirname(path), name))
+                    os.unlink(os.path.join(folder, name))
         self._thread.lock = None
 
 

@@ -246,10 +246,6 @@ def test_two_programs_that_save_into_one_folder_are_told_apart(tmp_path):
 
 
 def test_a_save_that_failed_does_not_keep_its_program_from_the_next(tmp_path):
-    class Stopped(Writer):
-        def finish(self, metadata, results):
-            raise OSError("stopped")
-
     state, stopped = {"w": torch.ones(3)}, Stopped(tmp_path)
     with pytest.raises(dcp.CheckpointException, match="stopped"):
         dcp.save(state, storage_writer=stopped)
@@ -257,7 +253,64 @@ def test_a_save_that_failed_does_not_keep_its_program_from_the_next(tmp_path):
     thread = threading.Thread(target=save, args=(state, tmp_path))
     thread.start()
     thread.join()
-    assert files(tmp_path) == ["__0_2.distcp"]
+    assert files(tmp_path) == ["__0_1.distcp"]
+
+
+class Stopped(Writer):
+    """Fails when its files are there, as if another rank had no room for its own."""
+
+    def finish(self, metadata, results):
+        raise OSError("stopped")
+
+
+def test_files_of_saves_that_fail_do_not_pile_up(tmp_path):
+    old = {"w": torch.zeros(3)}
+    save(old, tmp_path)
+    (tmp_path / "__1_7.distcp").write_bytes(b"a file of another rank, which was killed")
+    for value in range(3):
+        with pytest.raises(dcp.CheckpointException, match="stopped"):
+            save({"w": torch.full((3,), float(value))}, tmp_path, Stopped)
+        assert files(tmp_path) == ["__0_0.distcp", "__0_1.distcp"]
+    assert load(old, tmp_path)["w"].equal(old["w"])
+
+
+def test_files_of_a_save_go_at_once_when_its_metadata_cannot_be_written(tmp_path, monkeypatch):
+    old = {"w": torch.zeros(3)}
+    save(old, tmp_path)
+    monkeypatch.setattr(Writer, "storage_meta", lambda self: lambda: "no pickle of this")
+    with pytest.raises(dcp.CheckpointException):
+        save({"w": torch.ones(3)}, tmp_path)
+    assert files(tmp_path) == ["__0_0.distcp"]
+    assert load(old, tmp_path)["w"].equal(old["w"])
+
+
+def test_a_save_that_begins_leaves_alone_what_others_name_or_write(tmp_path):
+    """A rank's own checkpoint, one that torch's writer did not come to rename, and the files of a
+    save in another thread that has yet to end."""
+    class Slow(Writer):
+        def finish(self, metadata, results):
+            with pytest.raises(dcp.CheckpointException, match="stopped"):
+                thread.start()
+                thread.join()
+                raise failures.pop()
+            super().finish(metadata, results)
+
+    def other():
+        try:
+            save(state, tmp_path, Stopped)
+        except dcp.CheckpointException as error:
+            failures.append(error)
+
+    state, failures, thread = {"w": torch.randn(9)}, [], threading.Thread(target=other)
+    (tmp_path / ".metadata.tmp").write_bytes(pickle.dumps(["__8_0.distcp"]))
+    (tmp_path / "__9.metadata").write_bytes(pickle.dumps({"at": ("__9_3.distcp", 0)}))
+    for name in ("__7_0.distcp", "__8_0.distcp", "__9_3.distcp"):
+        (tmp_path / name).touch()
+    with pytest.raises(dcp.CheckpointException, match="stopped"):
+        save(state, tmp_path, Stopped)
+    assert files(tmp_path) == ["__0_0.distcp", "__8_0.distcp", "__9_3.distcp"]
+    save(state, tmp_path, Slow)
+    assert load(state, tmp_path)["w"].equal(state["w"])
 
 
 def test_a_forked_child_has_nothing_to_do_with_what_its_parent_saves(tmp_path, monkeypatch):
@@ -294,7 +347,7 @@ def test_a_checkpoint_stays_whole_until_the_next_one_is(tmp_path):
     (tmp_path / "notes.distcp.txt").write_text("mine")
     save(second, tmp_path)
     assert load(first, tmp_path, FileSystemReader)["w"].equal(second["w"])
-    assert files(tmp_path) == ["__0_2.distcp"] and (tmp_path / "notes.distcp.txt").exists()
+    assert files(tmp_path) == ["__0_1.distcp"] and (tmp_path / "notes.distcp.txt").exists()
 
 
 def test_what_exists_is_not_replaced_with_overwrite_false(tmp_path):
