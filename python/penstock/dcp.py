@@ -200,7 +200,7 @@ class _Thread(threading.local):
     #: Does this rank write .metadata for all, and is the folder kept for that?
     coordinates = False
     lock: _Open | None = None
-    #: Files that were in the folder when it began.
+    #: Files that were in the folder before any rank wrote.
     before: frozenset[str] = frozenset()
 
 
@@ -281,6 +281,22 @@ def _named_in(folder: str) -> set[str]:
             with open(os.path.join(folder, name), "rb") as file:
                 named.update(one.decode() for one in _NAMED.findall(file.read()))
     return named
+
+
+def _check_there(folder: str, ends: dict[str, int], before: frozenset[str]) -> None:
+    """Refuse to name files that no rank has written to the folder, or that are not as long as it
+    said. Where one has written elsewhere, an old file here may have the same name."""
+    for name, end in sorted(ends.items()):
+        try:
+            size = -1 if name in before else os.stat(os.path.join(folder, name)).st_size
+        except FileNotFoundError:
+            size = -1
+        if size < 0:
+            raise refuse("save in", folder, f"{name}, which a rank has written, is not there",
+                         "All ranks have to be given the same folder, on storage that they share")
+        if size < end:
+            raise refuse("save in", folder, f"{name} has {size} bytes, of {end} that a rank has "
+                         "written", "Find out who else writes there, and save again")
 
 
 def _remove_unnamed(folder: str, names: frozenset[str]) -> None:
@@ -416,6 +432,7 @@ class Writer(filesystem.FileSystemWriter):
             raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
         if self._thread.coordinates and _begin(folder):
             _remove_unnamed(folder, _files(folder))
+        self._thread.before = _files(folder)
         if self.rank is not None and not self.use_collectives:
             plan = dataclasses.replace(plan,
                                        storage_data=filesystem._StoragePrefix(f"__{self.rank}_"))
@@ -447,9 +464,8 @@ class Writer(filesystem.FileSystemWriter):
 
     def _write(self, folder: str, plan: planning.SavePlan, planner: planning.SavePlanner,
                staging: _Staging | None) -> list[storage.WriteResult]:
-        self._thread.before = _files(folder)
         prefix = plan.storage_data.prefix
-        found = [_FILE.fullmatch(name) for name in self._thread.before if name.startswith(prefix)]
+        found = [_FILE.fullmatch(name) for name in _files(folder) if name.startswith(prefix)]
         name = f"{prefix}{max((int(one[2]) + 1 for one in found if one), default=0)}.distcp"
         # Bytes come first, as in files of torch's.
         ordered = sorted(plan.items, key=lambda item: item.type != _BYTES)
@@ -500,8 +516,13 @@ class Writer(filesystem.FileSystemWriter):
         own = self.rank if not self.use_collectives else None
         path = os.path.abspath(self._get_metadata_path(own))
         folder = os.path.dirname(path)
-        named = frozenset(info.relative_path for info in metadata.storage_data.values())
+        ends: dict[str, int] = {}
+        for info in metadata.storage_data.values():
+            ends[info.relative_path] = max(ends.get(info.relative_path, 0),
+                                           info.offset + info.length)
+        named = frozenset(ends)
         try:
+            _check_there(folder, ends, self._thread.before)
             job, _ = _penstock.torch_pack(file_name(path), open_device("host"),
                                           [pickle.dumps(metadata)], None)
             wait_or_stop(job, "", False)

@@ -255,6 +255,46 @@ def kill():
     assert len(left) == 4 and left[:2] == [".metadata", ".penstock.lock"], left
 
 
+# ---------------------------------------------------------------------------------------- fail --
+
+class Full(ours.Writer):
+    """A Writer whose second rank finds no room."""
+
+    def write_data(self, plan, planner):
+        if dist.get_rank() == 1:
+            raise OSError("no room")
+        return super().write_data(plan, planner)
+
+
+def refused(words, writer, value):
+    try:
+        dcp.save(state_of(value), storage_writer=writer)
+    except dcp.CheckpointException as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"it did not fail: {words}")
+    dist.barrier()
+
+
+def fail_and_go_on(rank, world, path):
+    save_value(rank, world, path, 1)
+    for value in (2, 3, 4):
+        refused("no room", Full(path), value)
+        assert sorted(os.listdir(path)) == [".metadata", ".penstock.lock", "__0_0.distcp",
+                                            "__0_1.distcp", "__1_0.distcp"], os.listdir(path)
+        dist.barrier()
+    # Each its own folder: what is in the first one stays as it is.
+    refused("given the same folder", ours.Writer(path if rank == 0 else f"{path}-{rank}"), 5)
+
+
+def fail():
+    """A rank that fails, again and again; then ranks that do not share a folder."""
+    path = f"{folder}/failed"
+    run(2, fail_and_go_on, path)
+    check(path, [1])
+    assert sorted(os.listdir(path))[2:] == ["__0_0.distcp", "__1_0.distcp"], os.listdir(path)
+
+
 def warm_up():
     """What torch imports late, the ranks need not import each for itself."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -265,4 +305,4 @@ def warm_up():
 
 
 warm_up()
-{"reshard": reshard, "fsdp": fsdp, "kill": kill}[sys.argv[1]]()
+{"reshard": reshard, "fsdp": fsdp, "kill": kill, "fail": fail}[sys.argv[1]]()

@@ -284,6 +284,22 @@ def test_files_of_a_save_go_at_once_when_its_metadata_cannot_be_written(tmp_path
     assert load(old, tmp_path)["w"].equal(old["w"])
 
 
+def test_metadata_never_names_what_is_not_there(tmp_path):
+    class Lost(Writer):
+        def finish(self, metadata, results):
+            damage(tmp_path / "__0_1.distcp")
+            super().finish(metadata, results)
+
+    old = {"w": torch.zeros(3)}
+    save(old, tmp_path)
+    for damage, words in [(os.unlink, "given the same folder"),
+                          (lambda path: os.truncate(path, 5), "has 5 bytes, of ")]:
+        with pytest.raises(dcp.CheckpointException, match=words):
+            save({"w": torch.ones(3)}, tmp_path, Lost)
+        assert files(tmp_path) == ["__0_0.distcp"]
+        assert load(old, tmp_path)["w"].equal(old["w"])
+
+
 def test_a_save_that_begins_leaves_alone_what_others_name_or_write(tmp_path):
     """A rank's own checkpoint, one that torch's writer did not come to rename, and the files of a
     save in another thread that has yet to end."""
@@ -485,11 +501,12 @@ def test_lightning_saves_and_loads_through_penstock(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------ many ranks --
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["reshard", "fsdp", "kill"])
+@pytest.mark.parametrize("scenario", ["reshard", "fsdp", "kill", "fail"])
 def test_ranks_on_one_machine(tmp_path, scenario):
     """reshard: DTensors of 2 ranks go to 3 and on to 1. fsdp: the same of fully_shard with its
     optimizer, by async_save. kill: each rank at each moment of a save, and at random ones; what is
-    there stays loadable."""
+    there stays loadable. fail: saves that fail again and again leave no more than one did, and ranks
+    that do not share a folder are told so."""
     program = Path(__file__).with_name("dcp_ranks.py")
     done = subprocess.run([sys.executable, program, scenario, tmp_path], text=True, timeout=300,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
