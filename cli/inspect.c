@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "dcp.h"
 #include "inspect_torch.h"
 #include "keys.h"
 #include "model.h"
@@ -237,6 +238,37 @@ static void print_text(const struct listing *list)
 
 /* ---------------------------------------------------------------------------- the command -- */
 
+/* Of one of torch.distributed.checkpoint, whose names only torch can read. */
+static int inspect_dcp(const char *path, const struct settings *set)
+{
+	struct pen_error err;
+	struct dcp dcp;
+	int rc = dcp_read(path, false, &dcp, &err);
+
+	if (!rc && set->keys.count) {
+		rc = error_set(&err, -ENOTSUP, "find tensors in", path, -1,
+			       "their names are in .metadata, a pickle that is not run here");
+		error_hint(&err, "Load it with penstock.dcp.Reader");
+	}
+	if (rc) {
+		report_error(&err, set->json);
+	} else if (set->json) {
+		json_t *object = json_object();
+
+		json_object_set_new(object, "model", report_text(path));
+		json_object_set(object, "files", dcp.files);
+		json_object_set_new(object, "verifiable",
+				    json_string(inspect_torch_by(dcp.sums.by)));
+		report_json(object);
+	} else {
+		report_name(path, 0);
+		putchar('\n');
+		dcp_print(&dcp);
+	}
+	dcp_free(&dcp);
+	return rc ? STATUS_FAILURE : STATUS_OK;
+}
+
 static int run_inspect(int argc, char **argv)
 {
 	struct settings set = { .json = false };
@@ -250,6 +282,8 @@ static int run_inspect(int argc, char **argv)
 			report_error(&err, set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
+	if (!argv[1] && dcp_is(argv[0]))
+		return inspect_dcp(argv[0], &set);
 	if (!argv[1] && inspect_is_torch(argv[0]))
 		return inspect_torch(argv[0], &set.keys, set.json);
 	list.path = model_label(argv, label);
@@ -280,7 +314,8 @@ const struct command command_inspect = {
 	.description = "List the tensors of MODEL - a safetensors file, a folder of them, an "
 		       "index, several files, or a file as torch.save writes it - with their "
 		       "places, its files and its metadata, and say what is wrong with a broken "
-		       "one. Only headers are read, and nothing is unpickled.",
+		       "one. Of a checkpoint of torch.distributed.checkpoint, list the files. "
+		       "Only headers are read, and nothing is unpickled.",
 	.options = inspect_options,
 	.run = run_inspect,
 };

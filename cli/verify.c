@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * penstock verify: is a file as it was saved? A file of torch's is read whole and compared with
- * the sums that it has. Safetensors files have none: of these only the headers can be checked.
+ * the sums that it has, and so is each object in a checkpoint of torch.distributed.checkpoint.
+ * Safetensors files have none: of these only the headers can be checked.
  */
 #include <stdbool.h>
 #include <stdio.h>
 #include "commands.h"
+#include "dcp.h"
 #include "inspect_torch.h"
 #include "report.h"
 
@@ -33,10 +35,32 @@ static void print_json(const char *path, const char *format, const char *by, uin
 	report_json(object);
 }
 
+static void print_checked(const char *path, const char *format, bool json,
+			  const struct pen_torch_checked *checked)
+{
+	char size[REPORT_BYTES_MAX], rest[REPORT_BYTES_MAX];
+
+	if (json) {
+		print_json(path, format, inspect_torch_by(checked->by), checked->verified,
+			   checked->unverified);
+		return;
+	}
+	report_name(path, 0);
+	if (checked->by == PEN_TORCH_BY_NOTHING && !checked->verified)
+		printf("\n  it was saved without CRC32s: its directory is right, nothing more can "
+		       "be said\n");
+	else
+		printf("\n  %s are as they were saved, by %s\n",
+		       report_bytes(checked->verified, size, sizeof(size)),
+		       checked->by == PEN_TORCH_BY_TABLE ? "digests and CRC32s" : "CRC32s");
+	if (checked->unverified && (checked->by != PEN_TORCH_BY_NOTHING || checked->verified))
+		printf("  of %s the file has no sums\n",
+		       report_bytes(checked->unverified, rest, sizeof(rest)));
+}
+
 static int verify_torch(const char *path, bool json, struct pen_error *err)
 {
 	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
-	char size[REPORT_BYTES_MAX], rest[REPORT_BYTES_MAX];
 	struct pen_torch *file;
 	int rc = pen_torch_open(path, &file, err);
 
@@ -44,25 +68,23 @@ static int verify_torch(const char *path, bool json, struct pen_error *err)
 		return rc;
 	rc = pen_torch_verify(file, NULL, &checked, err);
 	pen_torch_close(file);
-	if (rc)
-		return rc;
-	if (json) {
-		print_json(path, "torch", inspect_torch_by(checked.by), checked.verified,
-			   checked.unverified);
-		return 0;
+	if (!rc)
+		print_checked(path, "torch", json, &checked);
+	return rc;
+}
+
+static int verify_dcp(const char *path, bool json, struct pen_error *err)
+{
+	struct dcp dcp;
+	int rc = dcp_read(path, true, &dcp, err);
+
+	if (!rc) {
+		print_checked(path, "dcp", json, &dcp.sums);
+		if (!json)
+			dcp_print(&dcp);
 	}
-	report_name(path, 0);
-	if (checked.by == PEN_TORCH_BY_NOTHING)
-		printf("\n  it was saved without CRC32s: its directory is right, nothing more can "
-		       "be said\n");
-	else
-		printf("\n  %s are as they were saved, by %s\n",
-		       report_bytes(checked.verified, size, sizeof(size)),
-		       checked.by == PEN_TORCH_BY_TABLE ? "digests and CRC32s" : "CRC32s");
-	if (checked.unverified && checked.by != PEN_TORCH_BY_NOTHING)
-		printf("  of %s the file has no sums\n",
-		       report_bytes(checked.unverified, rest, sizeof(rest)));
-	return 0;
+	dcp_free(&dcp);
+	return rc;
 }
 
 static int verify_model(const char *path, bool json, struct pen_error *err)
@@ -102,8 +124,12 @@ static int run_verify(int argc, char **argv)
 			report_error(&err, set.json);
 		return rc < 0 ? STATUS_USAGE : STATUS_OK;
 	}
-	rc = inspect_is_torch(argv[0]) ? verify_torch(argv[0], set.json, &err)
-				       : verify_model(argv[0], set.json, &err);
+	if (dcp_is(argv[0]))
+		rc = verify_dcp(argv[0], set.json, &err);
+	else if (inspect_is_torch(argv[0]))
+		rc = verify_torch(argv[0], set.json, &err);
+	else
+		rc = verify_model(argv[0], set.json, &err);
 	if (rc)
 		report_error(&err, set.json);
 	return rc ? STATUS_FAILURE : STATUS_OK;
@@ -115,8 +141,9 @@ const struct command command_verify = {
 	.operand_count = 1,
 	.summary = "read a checkpoint and say whether it is as it was saved",
 	.description = "Read all of FILE, as torch.save or Penstock wrote it, and compare it with "
-		       "the CRC32s and digests that it has. A safetensors file, or a folder of "
-		       "them, has none: there only the headers are checked.",
+		       "the CRC32s and digests that it has; so also a checkpoint of "
+		       "torch.distributed.checkpoint, or one file of it. A safetensors file, or a "
+		       "folder of them, has none: there only the headers are checked.",
 	.options = verify_options,
 	.run = run_verify,
 };

@@ -2,14 +2,16 @@
 """Files of torch.save: inspect lists what torch.load gives, verify finds what is damaged."""
 import collections
 import io
+import os
 import pickle
 import struct
 import subprocess
+import sys
 import zipfile
 
 import pytest
 
-from cli_program import ROOT
+from cli_program import PROGRAM, ROOT
 from test_options import documented_members, members
 
 torch = pytest.importorskip("torch")
@@ -295,3 +297,69 @@ def test_what_is_accepted_of_broken_files_is_what_torch_sees(penstock, tmp_path)
         assert mine == {name: list(tensor.shape) for name, tensor in flatten(loaded)}
         listed += 1
     assert listed > 20
+
+
+# --------------------------------------------------------- of torch.distributed.checkpoint --
+
+SAVE = """
+import torch, torch.distributed.checkpoint as dcp, {module} as module
+state = {{"a": torch.randn(300), "b": torch.randn(50_000), "note": {{"steps": [1, "two"]}}}}
+dcp.save(state, storage_writer=module.{writer}({folder!r}), no_dist=True)
+"""
+
+
+@pytest.fixture(scope="module", params=[("torch.distributed.checkpoint", "FileSystemWriter"),
+                                        ("penstock.dcp", "Writer")], ids=["torch", "penstock"])
+def sharded(request, tmp_path_factory):
+    """A folder of torch's, and one with the gaps and tables that Penstock writes."""
+    module, writer = request.param
+    package = PROGRAM.parent / "python"
+    if module == "penstock.dcp" and not list(package.glob("penstock/_penstock*.so")):
+        pytest.skip("the package is not built")
+    folder = tmp_path_factory.mktemp("dcp") / "step"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SAVE.format(
+        module=module, writer=writer, folder=str(folder))], check=True, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(package)}, timeout=120)
+    return folder
+
+
+def test_checkpoints_of_many_ranks_are_listed_and_verified(penstock, sharded):
+    for path in (sharded, sharded / "__0_0.distcp"):
+        found = penstock.ok("verify", path, "--json").json
+        assert found["format"] == "dcp" and found["verified_by"] == "crc32"
+        assert found["verified_bytes"] > 200_000 and found["unverified_bytes"] == 0
+        assert members(found) <= documented_members("verify")
+        assert "as they were saved" in penstock.ok("verify", path).out
+        found = inspect(penstock, path)
+        assert [(file["name"], file["objects"]) for file in found["files"]] == [("__0_0.distcp", 3)]
+        assert members(found) <= documented_members("inspect")
+        assert "3 objects in 1 file" in penstock.ok("inspect", path).out
+
+
+def test_damage_in_checkpoints_of_many_ranks_is_found(penstock, sharded, tmp_path):
+    whole = (sharded / "__0_0.distcp").read_bytes()
+    (tmp_path / ".metadata").write_bytes((sharded / ".metadata").read_bytes())
+    path = tmp_path / "__0_0.distcp"
+
+    def failure(content):
+        path.write_bytes(content)
+        assert penstock("verify", tmp_path).status == 1
+        result = penstock("verify", path)
+        assert result.status == 1
+        return result.err
+
+    middle = len(whole) // 2
+    assert "not those that were saved" in failure(
+        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:])
+    assert "cut short" in failure(whole[:-1])
+    assert "cut short" in failure(b"")
+    first_end = whole.index(b"PK\5\6")
+    assert "ends before this byte" in failure(
+        whole[:first_end] + b"XX" + whole[first_end + 2:])
+    # What is no zip at the beginning is a planner's own; a file without any was made otherwise.
+    path.write_bytes(b"bytes as they are" + whole)
+    assert penstock.ok("verify", path, "--json").json["unverified_bytes"] == 17
+    assert "extension" in failure(b"packed by somebody")
+    path.unlink()
+    result = penstock("verify", tmp_path)
+    assert result.status == 1 and "__0_0.distcp" in result.err and ".metadata names" in result.err
