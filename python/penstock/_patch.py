@@ -133,10 +133,16 @@ def _torch_load(*args: Any, **kwargs: Any) -> str:
     return why_torch_loads(*args, **kwargs)
 
 
-def _torch_save(*args: Any, **kwargs: Any) -> str:
+def _torch_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> str:
     from ._torch_save import why_torch_saves
 
-    return why_torch_saves(*args, **kwargs)
+    reason = why_torch_saves(obj, f, *args, **kwargs)
+    # Penstock puts a new file in the place of the old one, torch writes over it.
+    if not reason and os.path.isfile(f) and os.access(f, os.W_OK, effective_ids=True) \
+            and not os.access(os.path.dirname(os.path.realpath(f)), os.W_OK | os.X_OK,
+                              effective_ids=True):
+        reason = "its folder cannot be written to, only the file itself"
+    return reason
 
 
 def _dcp_writer(*args: Any, **kwargs: Any) -> str:

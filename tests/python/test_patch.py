@@ -5,8 +5,11 @@ import importlib
 import inspect
 import io
 import json
+import os
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -451,6 +454,27 @@ def test_what_penstock_does_not_know_gets_the_answer_of_safetensors(few, why, ca
     with penstock.patch() as held:
         assert words(lambda: calling(few[0])) == theirs
     assert held.handed_on and why in str(held) and not held.served
+
+
+def test_a_file_that_can_only_be_written_over_is_torchs():
+    """In a folder that cannot be written to, one that everybody may look into."""
+    state, own = {"w": torch.arange(5)}, os.geteuid()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder, "state")
+        path.write_bytes(b"old")
+        path.chmod(0o666)
+        os.chmod(folder, 0o555)
+        with penstock.patch() as held:
+            try:
+                if own == 0:
+                    os.seteuid(65534)
+                torch.save(state, path)
+            finally:
+                os.seteuid(own)
+                os.chmod(folder, 0o755)
+        assert "its folder cannot be written to" in str(held) and not held.served
+        assert os.listdir(folder) == ["state"]
+        assert torch.load(path)["w"].equal(state["w"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
