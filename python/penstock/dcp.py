@@ -31,7 +31,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -283,6 +283,14 @@ def _named_in(folder: str) -> set[str]:
     return named
 
 
+def _ends(infos: Iterable[Any]) -> dict[str, int]:
+    """How long each file is at least that these places name."""
+    ends: dict[str, int] = {}
+    for info in infos:
+        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+    return ends
+
+
 def _check_there(folder: str, ends: dict[str, int], before: frozenset[str]) -> None:
     """Refuse to name files that no rank has written to the folder, or that are not as long as it
     said. Where one has written elsewhere, an old file here may have the same name."""
@@ -516,10 +524,7 @@ class Writer(filesystem.FileSystemWriter):
         own = self.rank if not self.use_collectives else None
         path = os.path.abspath(self._get_metadata_path(own))
         folder = os.path.dirname(path)
-        ends: dict[str, int] = {}
-        for info in metadata.storage_data.values():
-            ends[info.relative_path] = max(ends.get(info.relative_path, 0),
-                                           info.offset + info.length)
+        ends = _ends(metadata.storage_data.values())
         named = frozenset(ends)
         try:
             _check_there(folder, ends, self._thread.before)
@@ -718,6 +723,7 @@ class Reader(filesystem.FileSystemReader):
                     or self.storage_data[item.storage_index].transform_descriptors]
         left = set(map(id, by_torch))
         files: dict[str, list] = {}
+        self._check_lengths(self.storage_data[item.storage_index] for item in plan.items)
         for item in plan.items:
             if id(item) not in left:
                 name = self.storage_data[item.storage_index].relative_path
@@ -735,6 +741,17 @@ class Reader(filesystem.FileSystemReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _check_lengths(self, infos: Iterable[Any]) -> None:
+        """A file that is cut short is told by its name; torch would speak of a zip. One that is not
+        there is told by who opens it."""
+        for name, end in sorted(_ends(infos).items()):
+            path = os.path.join(self.path, name)
+            size = os.path.getsize(path) if os.path.exists(path) else end
+            if size < end:
+                raise from_engine(-errno.EBADMSG, "format", 0, "load", path, size,
+                                  f"the file ends here, and .metadata names {end} bytes of it",
+                                  "The file is cut short: take another copy of it")
 
     def _read_file(self, name: str, wanted: list, planner: planning.LoadPlanner,
                    by_torch: list) -> _Reading:

@@ -475,6 +475,9 @@ int pen_checkpoints_open(const char *path, enum pen_mode mode, uint32_t rank,
 	if (mode != PEN_READ && mode != PEN_WRITE)
 		return error_set(err, -EINVAL, "open", path, -1,
 				 "a folder of checkpoints is opened to read or to write");
+	if (!path[0])
+		return error_set(err, -EINVAL, "open", "a folder of checkpoints", -1,
+				 "its name is empty");
 	if (rank >= MANIFEST_RANKS_MAX)
 		return error_set(err, -EINVAL, "open", path, -1, "ranks are below %u",
 				 MANIFEST_RANKS_MAX);

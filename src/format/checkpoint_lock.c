@@ -93,8 +93,13 @@ int checkpoint_lock_take(struct pen_checkpoints *folder, struct pen_error *err)
 {
 	int fd = os_open(folder->fd, LOCK, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666), rc;
 
-	if (fd < 0)
-		return error_sys(err, fd, "create " LOCK " in", folder->path, -1);
+	if (fd < 0) {
+		error_sys(err, fd, "create " LOCK " in", folder->path, -1);
+		if (fd == -EROFS || fd == -EACCES || fd == -EPERM)
+			error_hint(err, "Who saves has to write there; who only reads steps opens "
+				   "the folder for reading (in Python, read_only=True)");
+		return fd;
+	}
 	rc = os_lock(fd);
 	if (rc == -EAGAIN)
 		taken(folder, fd, err);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "format/index.h"
+#include "format/manifest.h"
 #include "format/model.h"
 #include "format/words.h"
 #include "io/object.h"
@@ -455,6 +456,7 @@ struct listing {
 	size_t count, room;
 	char *index, *other_index;	/* the index to use; one more that might be meant */
 	bool torch, cache;		/* files of torch's; a folder of the Hugging Face cache */
+	bool step, steps, ranks;	/* what Checkpointer writes; what the DCP of torch does */
 };
 
 static int add_name(struct listing *listing, const char *name)
@@ -509,6 +511,9 @@ static int look_at(const char *name, void *context)
 	listing->torch |= text_ends_with(name, ".bin") || text_ends_with(name, ".pt") ||
 			  text_ends_with(name, ".pth");
 	listing->cache |= !strcmp(name, "snapshots");
+	listing->step |= !strcmp(name, MANIFEST);
+	listing->steps |= !strncmp(name, "step-", 5);
+	listing->ranks |= text_ends_with(name, ".distcp");
 	return 0;
 }
 
@@ -516,9 +521,19 @@ static int nothing_there(const struct listing *listing, const char *path, struct
 {
 	error_set(err, -ENOENT, "open the model", path, -1,
 		  "the folder has no *" SUFFIX " file and no *" INDEX_SUFFIX);
+	/* The first that is true is told. */
+	if (listing->ranks)
+		error_hint(err, "It is a checkpoint of torch.distributed.checkpoint: in Python, "
+			   "penstock.dcp.Reader loads it");
+	if (listing->step && listing->torch)
+		error_hint(err, "It is a step of a folder of checkpoints: 'penstock ckpt show' "
+			   "lists it and, in Python, penstock.load() loads a file of it");
+	if (listing->steps)
+		error_hint(err, "It looks like a folder of checkpoints: 'penstock ckpt list' "
+			   "lists these");
 	if (listing->torch)
-		error_hint(err, "Its .bin or .pt files are in torch's own format, which cannot be "
-			   "loaded yet: convert them to safetensors");
+		error_hint(err, "Its .bin or .pt files are of torch.save: 'penstock inspect' lists "
+			   "one by its name and, in Python, penstock.load() loads it");
 	if (listing->cache)
 		error_hint(err, "Name one of the folders in %s/snapshots", path);
 	error_hint(err, "Name the folder where the model's files are");

@@ -49,8 +49,10 @@ static void hint_other_format(struct pen_error *err, const unsigned char *first,
 		const char *hint;
 	} known[] = {
 		{ "version ", 8, "It looks like a pointer of git-lfs: run git lfs pull" },
-		{ "PK\3\4", 4, "It is a zip file, as torch.save writes: convert it" },
-		{ "\x80\2", 2, "It is a pickle, as torch.save wrote: convert it" },
+		{ "PK\3\4", 4, "It is a zip file, as torch.save writes: in Python, penstock.load() "
+		  "loads it, and penstock.save_file() makes a safetensors file of its tensors" },
+		{ "\x80\2", 2, "It is a pickle, as torch.save wrote: in Python, torch.load() loads "
+		  "it, and penstock.save_file() makes a safetensors file of its tensors" },
 		{ "GGUF", 4, "It is a GGUF file: convert it to safetensors" },
 		{ "\x89HDF", 4, "It is an HDF5 file: convert it to safetensors" },
 		{ "<", 1, "It looks like a web page: the download went wrong" },

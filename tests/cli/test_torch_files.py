@@ -299,6 +299,29 @@ def test_what_is_accepted_of_broken_files_is_what_torch_sees(penstock, tmp_path)
     assert listed > 20
 
 
+@pytest.mark.parametrize("names, words", [
+    (["a.bin"], "'penstock inspect' lists one"),
+    (["manifest.json", "rank-00000.pt"], "'penstock ckpt show'"),
+    (["step-00000001/manifest.json"], "'penstock ckpt list'"),
+    (["__0_0.distcp"], "penstock.dcp.Reader"),
+], ids=["torch", "step", "steps", "ranks"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "load"])
+def test_folders_without_a_model_are_told_who_knows_them(penstock, tmp_path, command, names, words):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    result = penstock(command, tmp_path)
+    assert result.status == 1 and words in result.err
+
+
+def test_files_of_torch_that_cannot_be_loaded_are_told_what_can(penstock, tmp_path):
+    for zipped, words in ((True, "penstock.load()"), (False, "torch.load()")):
+        path = tmp_path / "state.pt"
+        torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=zipped)
+        result = penstock("load", path)
+        assert result.status == 1 and words in result.err and "penstock.save_file()" in result.err
+
+
 # --------------------------------------------------------- of torch.distributed.checkpoint --
 
 SAVE = """

@@ -148,3 +148,19 @@ def test_closing_abandons_what_is_under_way(tmp_path):
     assert folder.steps() == [] and not os.path.exists(folder.path(1))
     del folder
     _penstock.checkpoints_open(tmp_path / "run", True, 0).close()
+
+
+def test_a_folder_without_a_name_and_one_that_cannot_be_written_to_are_told(tmp_path, monkeypatch):
+    with pytest.raises(penstock.Error, match="name is empty"):
+        _penstock.checkpoints_open("", True, 0)
+    own = os.geteuid()
+    os.chmod(tmp_path, 0o555)
+    monkeypatch.chdir(tmp_path)     # which is as far as others may look
+    try:
+        if own == 0:
+            os.seteuid(65534)
+        with pytest.raises(penstock.Error, match="read_only=True"):
+            _penstock.checkpoints_open(".", True, 0)
+    finally:
+        os.seteuid(own)
+        os.chmod(tmp_path, 0o755)

@@ -139,6 +139,16 @@ def test_a_damaged_byte_is_an_error_that_names_the_tensor(tmp_path):
 
 # ------------------------------------------------------------------------------------ async_save --
 
+@pytest.mark.parametrize("state", [{"w": torch.ones(30_000)}, {"note": [1, 2]}],
+                         ids=["tensor", "value"])
+def test_a_file_that_is_cut_short_is_told_by_its_name(tmp_path, state):
+    save(state, tmp_path)
+    path = tmp_path / "__0_0.distcp"
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(dcp.CheckpointException, match=r"__0_0\.distcp at byte .*cut short"):
+        load(state, tmp_path)
+
+
 def test_async_save_returns_when_the_state_may_change(tmp_path):
     state = {"large": torch.randn(2_000_000), "bits": torch.randn(700, 900)[:, 5:800],
              "values": [1, 2, 3], "count": torch.tensor(7)}
