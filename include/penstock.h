@@ -200,8 +200,8 @@ uint64_t pen_object_size(const struct pen_object *object);
  * bytes are durable; until they are, nobody else can open it.
  *
  * After an error the target is as it was; only if the last step fails it is the new one, and might
- * not survive a power loss (commit again to try that step again). A flush of the file that failed
- * is never tried again, as it would hide what was lost: write the bytes anew. In place, it only
+ * not survive a power loss. A flush that failed, of the file or of its directory, is never tried
+ * again, as it would hide what was lost: open it again and write the bytes anew. In place, it only
  * makes durable what is visible already. A child of fork() cannot commit what its parent opened:
  * -ECHILD.
  */
@@ -1129,7 +1129,8 @@ int pen_checkpoints_describe(struct pen_checkpoints *folder, struct pen_checkpoi
  * By rank 0, when all ranks have written: `files` are what they described, in their order. Each is
  * looked at again; what is not as described is an error. Then the manifest is written, durable
  * before this returns. `user` is a JSON object of the caller's own, or NULL. After an error the
- * step is still begun: pen_checkpoints_abandon() it, or commit again.
+ * step is still begun. Commit again if what was given was wrong; where the manifest could not be
+ * made durable that is refused, -EIO: pen_checkpoints_abandon() the step and save it anew.
  */
 int pen_checkpoints_commit(struct pen_checkpoints *folder,
 			   const struct pen_checkpoint_file *files, size_t count, const char *user,

@@ -37,6 +37,7 @@ struct pen_checkpoints {
 	bool fresh;			/* it did not exist before */
 	uint64_t step;
 	uint32_t world_size;
+	bool spoilt;			/* its manifest could not be made durable */
 	uint32_t turn;			/* of the names of its files */
 	char *file;			/* the path of this rank's; NULL: none yet */
 };

@@ -142,6 +142,7 @@ int pen_checkpoints_begin(struct pen_checkpoints *folder, uint64_t step, uint32_
 	if (rc)
 		return rc;
 	folder->begun = true;
+	folder->spoilt = false;
 	folder->step = step;
 	folder->world_size = world_size;
 	*path = folder->file;
@@ -203,6 +204,12 @@ static int check_commit(const struct pen_checkpoints *folder,
 {
 	int rc = check_begun(folder, "commit a step in", true, err);
 
+	if (!rc && folder->spoilt) {
+		error_set(err, -EIO, "commit a step in", folder->path, -1, "an attempt to make its "
+			  "manifest durable failed before, and what was lost is not known");
+		error_hint(err, "Abandon the step, and save it anew");
+		return -EIO;
+	}
 	if (!rc && count != folder->world_size)
 		return error_set(err, -EINVAL, "commit a step in", folder->path, -1,
 				 "there are %zu files for %" PRIu32 " ranks", count,
@@ -265,8 +272,11 @@ int pen_checkpoints_commit(struct pen_checkpoints *folder,
 	rc = check_commit(folder, files, count, err);
 	if (!rc)
 		rc = manifest_write(&new, &text, &size, err);
-	if (!rc)
+	if (!rc) {
 		rc = write_manifest(folder, text, size, err);
+		/* It flushes: what that lost, another try would not tell. */
+		folder->spoilt = rc;
+	}
 	free(text);
 	if (rc)
 		return rc;

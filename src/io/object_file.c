@@ -43,7 +43,7 @@ struct file_state {
 	int residency_fd;
 	int unnamed_fd;			/* direct, from before the file had a name; -1: none */
 	bool published;			/* the target is the new file already */
-	bool spoilt;			/* a flush failed: see flush() */
+	bool spoilt;			/* a flush failed: see refuse_flush() */
 	bool in_place;
 	bool created; /* in place, and the file is new: removed if never committed */
 	unsigned int generation;	/* os_generation() of the process that opened it */
@@ -595,22 +595,30 @@ static int file_unchanged(struct pen_object *object, struct pen_error *err)
 }
 
 /*
- * Make the bytes durable. After a flush that failed the kernel may take pages for clean that never
- * reached the disk, and call the next flush a success: so there is no next one. The bytes have to
- * be written again, to another file.
+ * After a flush that failed the kernel may take pages for clean that never reached the disk, and
+ * call the next flush a success: so there is no next one, of the bytes or of the directory. The
+ * bytes have to be written again, to another file.
  */
+static int refuse_flush(const struct pen_object *object, struct pen_error *err)
+{
+	const struct file_state *state = object->state;
+
+	if (!state->spoilt)
+		return 0;
+	error_set(err, -EIO, "flush", object->name, -1,
+		  "an attempt to make it durable failed before, and what was lost is not known");
+	error_hint(err, "Open it again and write all of it anew");
+	return -EIO;
+}
+
+/* Make the bytes durable. */
 static int flush(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int rc;
+	int rc = refuse_flush(object, err);
 
-	if (state->spoilt) {
-		error_set(err, -EIO, "flush", object->name, -1,
-			  "an attempt to make it durable failed before, and what was lost is not "
-			  "known");
-		error_hint(err, "Open it again and write all of it anew");
-		return -EIO;
-	}
+	if (rc)
+		return rc;
 	rc = os_fdatasync(object->fd);
 	/* A character device has nothing to flush. */
 	if (rc == -EINVAL && state->in_place && !S_ISREG(state->opened.st_mode))
@@ -642,8 +650,12 @@ static int file_uncache(struct pen_object *object, struct pen_error *err)
 static int flush_directory(struct pen_object *object, struct pen_error *err)
 {
 	struct file_state *state = object->state;
-	int rc = place_flush(&state->new.place, object->fd);
+	int rc = refuse_flush(object, err);
 
+	if (rc)
+		return rc;
+	rc = place_flush(&state->new.place, object->fd);
+	state->spoilt = rc;
 	if (!rc)
 		return 0;
 	/* Not fail(), whose hints are for what happens before: the target has changed. */
@@ -700,7 +712,7 @@ static int file_commit(struct pen_object *object, struct pen_error *err)
 	}
 	if (state->in_place)
 		return commit_in_place(object, err);
-	/* Committing again after the last step failed: only that step is missing. */
+	/* Of one that is in place and not committed the last step has failed. */
 	if (!state->published) {
 		/* First, since it takes long: the target's rights may change meanwhile, and a
 		 * temporary name must not lead others to what is not complete. */

@@ -488,6 +488,30 @@ TEST(looking_changes_nothing_and_works_where_nothing_may_be_written)
 	CHECK(!chmod(in_scratch("c"), 0755));
 }
 
+static int fail_fsync(const char *name)
+{
+	return !strcmp(name, "fsync") ? EIO : 0;
+}
+
+TEST(a_commit_whose_flush_failed_is_not_tried_again)
+{
+	struct pen_checkpoints *folder = steps_open(in_scratch("c"), PEN_WRITE, 0);
+	struct pen_checkpoint_file file;
+	const char *path;
+
+	OK(pen_checkpoints_begin(folder, 1, 1, 0, &path, &kit_err));
+	OK(step_write(path, 1, &kit_err));
+	OK(pen_checkpoints_describe(folder, &file, &kit_err));
+	sys_fault_hook = fail_fsync;
+	REFUSED(-EIO, pen_checkpoints_commit(folder, &file, 1, NULL, &kit_err));
+	sys_fault_hook = NULL;
+	REFUSED(-EIO, pen_checkpoints_commit(folder, &file, 1, NULL, &kit_err));
+	OK(pen_checkpoints_abandon(folder, &kit_err));
+	OK(step_save(folder, 1, 0, 1, &kit_err));
+	CHECK_TEXT(steps_told(folder), "whole 1");
+	pen_checkpoints_close(folder);
+}
+
 TEST(wrong_calls_are_refused_in_words)
 {
 	struct pen_checkpoints *folder;
