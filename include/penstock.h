@@ -228,6 +228,34 @@ int pen_digest_of(int kind, const void *bytes, size_t length, uint64_t *digest,
 /* The CRC32 of two neighbours from the CRC32s of each, without their bytes. */
 uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_length);
 
+/* ----------------------------------------------------------------------------------- forms -- */
+
+/*
+ * How bytes of an object become bytes of memory, on their way: as they are, or number by number in
+ * another dtype (enum pen_dtype). The numbers are those that torch's to() gives: the nearest, ties
+ * to even, infinite where they are too large; a NaN is a NaN, whatever its payload.
+ *
+ * On the way to a GPU a kernel does it, which reads the pinned staging memory itself: nothing is
+ * staged on the device, and nothing else is needed for it. Where the driver takes no kernel of ours
+ * a core does it, and the report says why (`refused`, "kernels").
+ */
+enum pen_form {
+	PEN_FORM_PLAIN,
+	PEN_FORM_BF16_TO_F16,
+	PEN_FORM_BF16_TO_F32,
+	PEN_FORM_F16_TO_BF16,
+	PEN_FORM_F16_TO_F32,
+	PEN_FORM_F32_TO_BF16,
+	PEN_FORM_F32_TO_F16,
+	PEN_FORMS
+};
+
+/* The form that makes numbers of dtype `to` out of those of `from`; -1 where there is none. */
+int pen_form_find(int from, int to);
+
+/* How many bytes of memory `length` bytes of the object become; `length` for what is no form. */
+uint64_t pen_form_bytes(int form, uint64_t length);
+
 /* ----------------------------------------------------------------------------------- jobs -- */
 
 /*
