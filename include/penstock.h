@@ -264,6 +264,10 @@ uint64_t pen_form_bytes(int form, uint64_t length);
  * `memory_pitch` apart in memory. Lengths of 0 are allowed and move nothing. Read extents may
  * overlap in the object; what overlaps in memory is the caller's affair. Extents that overlap
  * in a written object are refused.
+ *
+ * With a form, `length` and `object_pitch` are of the object, and each row is pen_form_bytes() of
+ * `length` in memory, at `memory_pitch`. All that counts bytes of the object must be a multiple of
+ * its numbers' size, `memory` and `memory_pitch` of theirs there.
  */
 struct pen_extent {
 	struct pen_object *object;
@@ -279,7 +283,8 @@ struct pen_extent {
 					   mix the host and several GPUs, 32 devices in all */
 	uint32_t flags;		/* PEN_FILL, or 0 */
 	uint32_t fill;		/* the byte that PEN_FILL writes */
-	uint64_t reserved[4];
+	uint64_t form;		/* enum pen_form: what the bytes of a read become on their way */
+	uint64_t reserved[3];
 };
 
 /* For a write: `length` times the byte `fill`, with no memory behind it. Padding, mostly: with it a
@@ -441,6 +446,8 @@ struct pen_report {
 	uint64_t warming_bytes;		/* that will be brought into the page cache from now on */
 	char cache_reason[PEN_REASON_MAX];	/* what becomes of bytes that were read around the
 						   page cache, and why; "": there were none */
+	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where their
+					   form changed */
 };
 
 #define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)

@@ -45,6 +45,11 @@ const struct form *form_of(uint64_t number)
 	return number < FORMS && number != PEN_FORM_PLAIN ? &forms[number] : NULL;
 }
 
+uint64_t form_number(const struct form *form)
+{
+	return (uint64_t)(form - forms);
+}
+
 int pen_form_find(int from, int to)
 {
 	if (from == to)

@@ -20,6 +20,8 @@ struct form {
 /* By its public number (enum pen_form); NULL for plain bytes and where there is none. */
 const struct form *form_of(uint64_t number);
 
+uint64_t form_number(const struct form *form);
+
 /* Bytes that `length` bytes of the object are in memory. */
 static inline uint64_t form_bytes(const struct form *form, uint64_t length)
 {

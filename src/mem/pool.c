@@ -294,6 +294,12 @@ int piece_pin(struct piece *piece, struct pen_error *err)
 	return rc;
 }
 
+bool piece_pinned(const struct piece *piece)
+{
+	return piece->slab->owner &&
+	       (atomic_load(&piece->slab->state) == WHOLE || piece->pinned);
+}
+
 static void unlink_slab(struct slab *slab)
 {
 	struct slab **link = &pool;

@@ -59,6 +59,8 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
  * one, in everybody's way. Memory that the device refuses can be copied from as it is, only slower.
  * Lane's thread, after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_error *err);
+/* Is it registered, so that the device can read it by itself? After piece_pin(). */
+bool piece_pinned(const struct piece *piece);
 void piece_put(struct piece_budget *budget, struct piece *piece);
 /* Free what is idle and was made for `device`; NULL: for any. */
 void piece_trim(struct pen_device *device);
