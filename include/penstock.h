@@ -645,10 +645,14 @@ struct pen_placement {
 					   dimension; both NULL: all of it */
 	void *memory;
 	struct pen_device *device;	/* whose memory it is; NULL: that of the load */
-	uint64_t reserved[3];
+	uint64_t form;			/* enum pen_form, from the tensor's dtype: what it becomes
+					   on its way. Not for a tensor whose offset in the file is
+					   no multiple of its numbers' size */
+	uint64_t reserved[2];
 };
 
-/* Bytes that a placement fills; refuses a box that leaves the tensor or cuts a byte in two. */
+/* Bytes of memory that a placement fills; refuses a box that leaves the tensor or cuts a byte in
+ * two, and a form that is not for its dtype. */
 int pen_placement_bytes(const struct pen_placement *placement, uint64_t *bytes,
 			struct pen_error *err);
 

@@ -93,6 +93,7 @@ AT(pen_model_file, object, 48);
 SIZE(pen_placement, 64);
 AT(pen_placement, memory, 24);
 AT(pen_placement, device, 32);
+AT(pen_placement, form, 40);
 SIZE(pen_range, 64);
 
 TEST(zeroed_options_are_the_defaults)
