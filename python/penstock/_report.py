@@ -125,7 +125,8 @@ def _one_path(count: int, seconds: float, path: str, reason: str) -> dict:
     """A report about bytes that the engine did not move."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
     fields.update(bytes=count, delivered_bytes=count, seconds=seconds, setup_seconds=0.0,
-                  gb_per_s=0.0, device="host", paths=[(path, count, reason)], refused=[], cache_reason="")
+                  gb_per_s=0.0, device="host", paths=[(path, count, reason)], refused=[],
+                  cache_reason="")
     return fields
 
 
