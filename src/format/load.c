@@ -318,6 +318,7 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 			.offset = tensor->offset + box.start,
 			.memory = placements[i].memory,
 			.group = i,
+			.device = placements[i].device,
 			.form = placements[i].form,
 		}, next);
 	}
