@@ -16,6 +16,7 @@
 #define FILE_NAME "forms-test.bin"
 #define FILE_SIZE (24 * MIB + 4096)
 #define PADDING 64
+#define ODD (6 * MIB + 5)	/* shortly before one of the stretches, and after a hole */
 
 static struct pen_error err;
 static unsigned char *bytes;	/* of the file */
@@ -148,13 +149,13 @@ static void load(struct pen_device *device, struct pen_object *file, uint64_t nu
 			.object_pitch = stretches[i].object_pitch,
 			.memory_pitch = stretches[i].memory_pitch, .form = number,
 		};
-	/* A plain one that makes the first request begin at an odd place. */
+	/* A plain one that makes a request begin at an odd place. */
 	extents[count] = (struct pen_extent){
-		.object = file, .offset = 1, .memory = memory + total, .length = 1,
+		.object = file, .offset = ODD, .memory = memory + total, .length = 1,
 	};
 	CHECK_PEN(pen_transfer(PEN_READ, device, extents, count + 1, &options, report, &err));
 	CHECK_PEN(pen_device_get(device, back, there, total + 1, &err));
-	CHECK_EQ(back[total], bytes[1]);
+	CHECK_EQ(back[total], bytes[ODD]);
 	for (size_t i = 0; i < count; i++) {
 		const struct stretch *s = &stretches[i];
 		uint64_t size = form_bytes(form, s->length);
@@ -228,6 +229,45 @@ TEST(host_memory_gets_the_bits_of_the_twins)
 	static const int types[] = { PEN_AUTO, PEN_CPU_ONLY };
 
 	check_device("host", types, 2);
+}
+
+/* Neighbours in the file and in memory that become different things. */
+static void check_neighbours(const char *name)
+{
+	static const uint64_t forms[] = { PEN_FORM_BF16_TO_F16, PEN_FORM_F16_TO_BF16,
+					  PEN_FORM_PLAIN, PEN_FORM_BF16_TO_F16 };
+	struct pen_object *file = open_file();
+	struct pen_device *device = open_device(name);
+	struct pen_extent extents[4];
+	unsigned char back[4 * 1000];
+	void *memory;
+
+	CHECK_PEN(pen_device_alloc(device, sizeof(back), &memory, &err));
+	for (size_t i = 0; i < 4; i++)
+		extents[i] = (struct pen_extent){ .object = file, .offset = 100000 + i * 1000,
+						  .memory = (char *)memory + i * 1000,
+						  .length = 1000, .form = forms[i] };
+	CHECK_PEN(pen_transfer(PEN_READ, device, extents, 4, NULL, NULL, &err));
+	CHECK_PEN(pen_device_get(device, back, memory, sizeof(back), &err));
+	for (size_t i = 0; i < 4; i++)
+		if (forms[i])
+			check_numbers(form_of(forms[i]), extents[i].offset, 1000, back + i * 1000);
+		else
+			CHECK(!memcmp(back + i * 1000, bytes + extents[i].offset, 1000));
+	CHECK_PEN(pen_device_free(device, memory, sizeof(back), &err));
+	pen_object_close(file);
+	pen_device_close(device);
+	free(bytes);
+}
+
+TEST(neighbours_that_become_different_things_stay_apart_on_a_gpu)
+{
+	check_neighbours("cuda:0");
+}
+
+TEST(neighbours_that_become_different_things_stay_apart_on_the_host)
+{
+	check_neighbours("host");
 }
 
 TEST(small_memory_limits_and_requests_cut_no_number)
