@@ -14,7 +14,7 @@
 
 #define MIB ((size_t)1 << 20)
 #define FILE_NAME "forms-test.bin"
-#define FILE_SIZE (24 * MIB + 4096)
+#define FILE_SIZE (12 * MIB + 4096)
 #define PADDING 64
 #define ODD (6 * MIB + 5)	/* shortly before one of the stretches, and after a hole */
 
@@ -178,11 +178,11 @@ static const struct stretch stretches[] = {
 	{ .offset = 0x20000 + 220, .length = 4 },
 	{ .offset = MIB - 4, .length = 8 },			/* across requests */
 	{ .offset = 2 * MIB + 12, .length = 3 * MIB + 300 },
-	{ .offset = 6 * MIB + 8, .length = 4, .rows = 70000, .object_pitch = 16,
-	  .memory_pitch = 12 },
 	{ .offset = 8 * MIB, .length = 1000, .rows = 600, .object_pitch = 4096,
 	  .memory_pitch = 2404 },
-	{ .offset = 11 * MIB + 4, .length = 13 * MIB },
+	{ .offset = 11 * MIB + 4, .length = MIB },
+	{ .offset = 6 * MIB + 8, .length = 4, .rows = 70000, .object_pitch = 16,
+	  .memory_pitch = 12 },
 };
 
 #define STRETCHES (sizeof(stretches) / sizeof(stretches[0]))
@@ -280,10 +280,10 @@ TEST(small_memory_limits_and_requests_cut_no_number)
 
 		options.memory_limit = 64 << 10;
 		options.lanes = 1;
-		load(device, file, number, stretches, STRETCHES - 1, options, NULL);
+		load(device, file, number, stretches, STRETCHES, options, NULL);
 		options.memory_limit = 0;
 		options.request_size = 4096;
-		load(device, file, number, stretches, STRETCHES - 1, options, NULL);
+		load(device, file, number, stretches, STRETCHES, options, NULL);
 	}
 	pen_object_close(file);
 	pen_device_close(device);
@@ -306,7 +306,8 @@ static void without_kernels(const char *fail, const char *words)
 	for (uint64_t number = 1; number < PEN_FORMS; number++) {
 		struct pen_report report = PEN_REPORT_INIT;
 
-		load(device, file, number, stretches, STRETCHES, options, &report);
+		/* Not the last, whose many rows take a copy each. */
+		load(device, file, number, stretches, STRETCHES - 1, options, &report);
 		if (!refused(&report, "kernels", words)) {
 			fprintf(stderr, "no word of %s\n", words);
 			exit(1);
