@@ -81,6 +81,7 @@ struct pen_job {
 	atomic_int eventfd;		/* told of the same; -1: nobody has asked for it */
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
+	atomic_bool streamed;		/* some of it had to wait for the store */
 	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */
 	char cache_reason[PEN_REASON_MAX];
 	struct pen_error error;

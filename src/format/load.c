@@ -317,8 +317,8 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 			.object = model->files[tensor->file].object,
 			.offset = tensor->offset + box.start,
 			.memory = placements[i].memory,
-			.group = i,
 			.device = placements[i].device,
+			.group = i,
 			.form = placements[i].form,
 		}, next);
 	}

@@ -8,7 +8,7 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["load", "inspect", "verify", "copy", "explain", "make-model", "completion"]
+COMMANDS = ["load", "inspect", "verify", "ckpt", "copy", "explain", "make-model", "completion"]
 
 
 def table(penstock, command):

@@ -74,7 +74,7 @@ AT(pen_report, path_count, 168);
 AT(pen_report, paths, 176);
 AT(pen_report, refused, 176 + 12 * 248);
 AT(pen_report, digested_bytes, 176 + 24 * 248);
-AT(pen_report, delivered_bytes, 176 + 24 * 248 + 24 + 200);
+AT(pen_report, delivered_bytes, 176 + 24 * 248 + 256);
 
 SIZE(pen_progress, 32);
 
