@@ -229,6 +229,34 @@ int pen_digest_of(int kind, const void *bytes, size_t length, uint64_t *digest,
 /* The CRC32 of two neighbours from the CRC32s of each, without their bytes. */
 uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_length);
 
+/* ----------------------------------------------------------------------------------- forms -- */
+
+/*
+ * How bytes of an object become bytes of memory, on their way: as they are, or number by number in
+ * another dtype (enum pen_dtype). The numbers are those that torch's to() gives: the nearest, ties
+ * to even, infinite where they are too large; a NaN is a NaN, whatever its payload.
+ *
+ * On the way to a GPU a kernel does it, which reads the pinned staging memory itself: nothing is
+ * staged on the device, and nothing else is needed for it. Where the driver takes no kernel of ours
+ * a core does it, and the report says why (`refused`, "kernels").
+ */
+enum pen_form {
+	PEN_FORM_PLAIN,
+	PEN_FORM_BF16_TO_F16,
+	PEN_FORM_BF16_TO_F32,
+	PEN_FORM_F16_TO_BF16,
+	PEN_FORM_F16_TO_F32,
+	PEN_FORM_F32_TO_BF16,
+	PEN_FORM_F32_TO_F16,
+	PEN_FORMS
+};
+
+/* The form that makes numbers of dtype `to` out of those of `from`; -1 where there is none. */
+int pen_form_find(int from, int to);
+
+/* How many bytes of memory `length` bytes of the object become; `length` for what is no form. */
+uint64_t pen_form_bytes(int form, uint64_t length);
+
 /* ----------------------------------------------------------------------------------- jobs -- */
 
 /*
@@ -237,6 +265,10 @@ uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_
  * `memory_pitch` apart in memory. Lengths of 0 are allowed and move nothing. Read extents may
  * overlap in the object; what overlaps in memory is the caller's affair. Extents that overlap
  * in a written object are refused.
+ *
+ * With a form, `length` and `object_pitch` are of the object, and each row is pen_form_bytes() of
+ * `length` in memory, at `memory_pitch`. All that counts bytes of the object must be a multiple of
+ * its numbers' size, `memory` and `memory_pitch` of theirs there.
  */
 struct pen_extent {
 	struct pen_object *object;
@@ -252,7 +284,8 @@ struct pen_extent {
 					   mix the host and several GPUs, 32 devices in all */
 	uint32_t flags;		/* PEN_FILL, or 0 */
 	uint32_t fill;		/* the byte that PEN_FILL writes */
-	uint64_t reserved[4];
+	uint64_t form;		/* enum pen_form: what the bytes of a read become on their way */
+	uint64_t reserved[3];
 };
 
 /* For a write: `length` times the byte `fill`, with no memory behind it. Padding, mostly: with it a
@@ -434,6 +467,8 @@ struct pen_report {
 					   durable */
 	uint64_t made_bytes;		/* staging memory that had to be made; the rest of
 					   pinned_bytes was there from earlier jobs */
+	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where their
+					   form changed */
 };
 
 /* How a write with options.groups took its bytes from memory. */
@@ -639,10 +674,14 @@ struct pen_placement {
 					   dimension; both NULL: all of it */
 	void *memory;
 	struct pen_device *device;	/* whose memory it is; NULL: that of the load */
-	uint64_t reserved[3];
+	uint64_t form;			/* enum pen_form, from the tensor's dtype: what it becomes
+					   on its way. Not for a tensor whose offset in the file is
+					   no multiple of its numbers' size */
+	uint64_t reserved[2];
 };
 
-/* Bytes that a placement fills; refuses a box that leaves the tensor or cuts a byte in two. */
+/* Bytes of memory that a placement fills; refuses a box that leaves the tensor or cuts a byte in
+ * two, and a form that is not for its dtype. */
 int pen_placement_bytes(const struct pen_placement *placement, uint64_t *bytes,
 			struct pen_error *err);
 

@@ -200,7 +200,7 @@ def fits(choice: Choice, target: Dlpack) -> bool:
     """Can a tensor of the framework look at these bytes where they are?"""
     if not target.has_bytes:
         return True
-    if not is_one_stretch(choice):
+    if choice.dtype != choice.tensor.dtype or not is_one_stretch(choice):
         return False
     alignment = target.alignment(choice.tensor.dtype)
     return alignment == 1 or span(choice)[0] % alignment == 0

@@ -15,7 +15,7 @@ class Path(NamedTuple):
 
 
 _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes",
-         "digested_bytes", "unverified_bytes", "made_bytes")
+         "digested_bytes", "unverified_bytes", "made_bytes", "delivered_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
             "latency_us_p99", "latency_us_max", "gathered_seconds", "stored_seconds")
 
@@ -38,7 +38,8 @@ class Report:
     could not be had; both are lists of Path(path, bytes, reason). ``warming_bytes`` are being
     brought into the page cache; ``cache_reason`` says what becomes of bytes that were read around
     it, and why. Where digests are looked at, ``digested_bytes`` have one and, on a load, match it;
-    ``unverified_bytes`` moved without.
+    ``unverified_bytes`` moved without. ``delivered_bytes`` is what ``bytes`` are in memory: more or
+    fewer where tensors were given another dtype on their way.
 
     Of a save that lets its memory change before the end, ``gathering`` is "ahead" where all of it
     found room in staging memory, and "streamed" where some had to wait for the store; of any other
@@ -73,6 +74,7 @@ class Report:
     gathered_seconds: float
     stored_seconds: float
     made_bytes: int
+    delivered_bytes: int
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -132,8 +134,9 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
 def _one_path(count: int, seconds: float, path: str, reason: str) -> dict:
     """A report about bytes that the engine did not move."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
-    fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
-                  paths=[(path, count, reason)], refused=[], cache_reason="", gathering="")
+    fields.update(bytes=count, delivered_bytes=count, seconds=seconds, setup_seconds=0.0,
+                  gb_per_s=0.0, device="host", paths=[(path, count, reason)], refused=[],
+                  cache_reason="", gathering="")
     return fields
 
 

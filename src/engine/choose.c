@@ -206,6 +206,9 @@ static void choose_through(struct chooser *chooser)
 	} else if (chooser->options->digest_count) {
 		refuse(schedule, PATH_MAPPED, "no core would see the bytes to digest them");
 		add_cached(chooser, why);
+	} else if (schedule->plan->formed_bytes) {
+		refuse(schedule, PATH_MAPPED, "bytes are changed on their way out of staging");
+		add_cached(chooser, why);
 	} else {
 		add_path(chooser, PATH_MAPPED,
 			 "in the page cache, and cores are too few to copy it");
@@ -339,7 +342,7 @@ static int choose_cufile(struct chooser *chooser)
 				 "is waited for" : "")
 			->transfer = type;
 	if (schedule->work[THROUGH].count)
-		add_cached(chooser, "not in the memory of a GPU");
+		add_cached(chooser, "not in the memory of a GPU, or not as it is stored");
 	return 0;
 }
 
@@ -373,6 +376,9 @@ static int choose_mapped(struct chooser *chooser, const char *why)
 			      PEN_CPU_CACHED_GPU);
 	if (!only_gpus(schedule))
 		return cannot(chooser, "some of the memory is the host's", PEN_CPU_CACHED_GPU);
+	if (schedule->plan->formed_bytes)
+		return cannot(chooser, "bytes are changed on their way out of staging",
+			      PEN_CPU_CACHED_GPU);
 	survey_all_to(schedule, THROUGH);
 	add_path(chooser, PATH_MAPPED, "%s", why);
 	return 0;
@@ -495,6 +501,10 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 	for (size_t i = 0; i < count; i++) {
 		struct pen_object *object = extents[i].object;
 
+		if (extents[i].form) {
+			refuse(schedule, PATH_GDS, "bytes are changed on their way out of staging");
+			return false;
+		}
 		if (!object || (i && object == extents[i - 1].object))
 			continue;
 		if (object->ops->transport != TRANSPORT_FILE || object_need_name(object, NULL))

@@ -2,6 +2,7 @@
 /*
  * The copies between a transit's buffer and memory: what goes on from one another is made as one,
  * the host's are made at once, a GPU's queued on the job's stream there with a fence behind them.
+ * What changes its form on the way does so in the same step (forms.c).
  */
 #include <string.h>
 #include "engine/job.h"
@@ -13,7 +14,8 @@ struct pending {
 	uint32_t place, device;
 };
 
-static int flush(struct lane *lane, struct pending *pending, struct pen_error *err)
+static int flush(struct lane *lane, const struct transit *transit, struct pending *pending,
+		 struct pen_error *err)
 {
 	struct job_device *device = &lane->job->devices[pending->device];
 	int rc = 0;
@@ -22,16 +24,19 @@ static int flush(struct lane *lane, struct pending *pending, struct pen_error *e
 		return 0;
 	if (!device->device->is_host)
 		rc = lane_enter(lane, pending->device, err);
-	if (!rc)
+	if (!rc && pending->copy.form && !device->device->is_host)
+		rc = forms_queue(lane, transit, device, &pending->copy, err);
+	else if (!rc)
 		rc = device_copy(device->device, &device->stream, &pending->copy, err);
 	pending->copy.rows = 0;
 	return rc;
 }
 
 /* One copy of the plan, between memory and the buffer, in which its request begins at `base`. */
-static int add_copy(struct lane *lane, struct pending *pending, const struct plan_copy *copy,
-		    unsigned char *base, struct pen_error *err)
+static int add_copy(struct lane *lane, const struct transit *transit, struct pending *pending,
+		    const struct plan_copy *copy, unsigned char *base, struct pen_error *err)
 {
+	const struct form *form = form_of(copy->form);
 	const struct plan *plan = lane->job->schedule->plan;
 	unsigned char *host = base + copy->at, *memory;
 	int rc;
@@ -42,12 +47,13 @@ static int add_copy(struct lane *lane, struct pending *pending, const struct pla
 	}
 	memory = plan_memory(plan, copy);
 	if (pending->copy.rows == 1 && copy->rows == 1 && pending->place == copy->place &&
-	    pending->copy.memory + pending->copy.width == memory &&
+	    pending->copy.form == form &&
+	    pending->copy.memory + form_bytes(form, pending->copy.width) == memory &&
 	    pending->copy.host + pending->copy.width == host) {
 		pending->copy.width += copy->width;
 		return 0;
 	}
-	rc = flush(lane, pending, err);
+	rc = flush(lane, transit, pending, err);
 	pending->place = copy->place;
 	pending->device = plan->places[copy->place].device;
 	pending->copy = (struct device_copy){
@@ -58,6 +64,7 @@ static int add_copy(struct lane *lane, struct pending *pending, const struct pla
 		.memory_pitch = copy->memory_pitch,
 		.host_pitch = copy->at_pitch,
 		.to_device = !lane_writes(lane),
+		.form = form,
 	};
 	return rc;
 }
@@ -73,13 +80,13 @@ int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *e
 		unsigned char *base = transit->buffer + (request->offset - transit->start);
 
 		for (uint32_t c = 0; c < request->copy_count; c++) {
-			rc = add_copy(lane, &pending, &plan->copies[request->first_copy + c], base,
-				      err);
+			rc = add_copy(lane, transit, &pending,
+				      &plan->copies[request->first_copy + c], base, err);
 			if (rc)
 				return rc;
 		}
 	}
-	rc = flush(lane, &pending, err);
+	rc = flush(lane, transit, &pending, err);
 	for (uint32_t left = transit->devices; left && !rc; left &= left - 1) {
 		unsigned int d = (unsigned int)__builtin_ctz(left);
 		struct job_device *device = &lane->job->devices[d];

@@ -60,6 +60,7 @@ void lane_fini(struct lane *lane)
 	staging_fini(&lane->staging);
 	free(lane->transits);
 	free(lane->held);
+	free(lane->part);
 	free(lane->fences);
 }
 

@@ -9,6 +9,7 @@
  *   take.c      which requests it carries next, and how many
  *   transit.c   what happens to one of them
  *   copies.c    between its buffer and memory
+ *   forms.c     the same for bytes that a GPU shall have in another form
  *   look.c      digesting bytes as they pass
  *
  * The life of a request on its way, with the function that walks each edge:
@@ -55,6 +56,8 @@
 #define LANE_DEPTH 64u
 #define LANE_COPIES 64u
 
+struct job_device;
+
 /* Neighbours in the plan. */
 struct range {
 	uint32_t first, count;
@@ -69,7 +72,8 @@ struct transit {
 	uint64_t offset, end;		/* in the object: what the requests ask for */
 	uint64_t start;			/* where I/O begins: a direct read is widened to blocks */
 	uint64_t sent;			/* bytes from `start` on that the store is done with */
-	uint64_t bytes;			/* that the user gets */
+	uint64_t bytes;			/* of the object, that the user gets */
+	uint64_t delivered;		/* and what they are in memory */
 	uint64_t edge_bytes;		/* of a direct write, those that went through the cache */
 	unsigned char *buffer;		/* where `start` lies */
 	bool straight;			/* the buffer is the user's memory */
@@ -112,6 +116,7 @@ struct lane {
 	uint32_t devices_up;		/* a bit for each of the plan's */
 	int entered;			/* the device that is current for this thread; -1: none */
 	unsigned int pinned_pieces;
+	void *part;			/* where forms.c converts, if it ever has to; or NULL */
 	unsigned int sendable, waiting;	/* transits in these states */
 	unsigned int copying;		/* and those that are COPYABLE or COPYING */
 	struct range *held;		/* taken from the list, waiting for room or another path */
@@ -122,7 +127,7 @@ struct lane {
 	struct tally *tally, *edge_tally;
 	struct hist latency;
 	uint64_t requests, retries, storage_bytes, cpu_ns;
-	uint64_t digested_bytes, unverified_bytes;
+	uint64_t digested_bytes, unverified_bytes, delivered_bytes;
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 
@@ -176,6 +181,12 @@ uint64_t transit_next_due(const struct lane *lane);
 
 /* Queue the copies of a transit, and a fence behind them on each GPU. */
 int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *err);
+
+/* ---- forms.c ---- */
+
+/* Queue one copy of a transit to a GPU, with a form. */
+int forms_queue(struct lane *lane, const struct transit *transit, struct job_device *device,
+		const struct device_copy *copy, struct pen_error *err);
 
 /* ---- look.c ---- */
 

@@ -18,7 +18,7 @@ struct flat {
 	uint64_t offset, length;
 	uint64_t memory;	/* in the place, or the byte to fill with */
 	uint64_t group;
-	uint32_t object, place;
+	uint32_t object, place, form;
 	bool on_gpu;
 };
 
@@ -68,6 +68,12 @@ static uint64_t rows_of(const struct pen_extent *extent)
 	return extent->rows > 1 ? extent->rows : 1;
 }
 
+/* Bytes that a row takes in memory. */
+static uint64_t memory_length(const struct pen_extent *extent)
+{
+	return form_bytes(form_of(extent->form), extent->length);
+}
+
 /* Last byte's end of a strided stretch; false on overflow. */
 static bool stretch_end(uint64_t start, uint64_t length, uint64_t rows, uint64_t pitch,
 			uint64_t *end)
@@ -100,6 +106,9 @@ static int check_fields(struct maker *maker, const char *operation,
 		if (extent->reserved[i])
 			return error_set(maker->err, -EINVAL, operation, name, offset,
 					 "extent %zu has reserved fields that are not zero", index);
+	if (extent->form && !form_of(extent->form))
+		return error_set(maker->err, -EINVAL, operation, name, offset,
+				 "extent %zu has a form that is not known", index);
 	if (extent->flags & ~PEN_FILL)
 		return error_set(maker->err, -EINVAL, operation, name, offset,
 				 "extent %zu has flags that are not known", index);
@@ -112,6 +121,33 @@ static int check_fields(struct maker *maker, const char *operation,
 	return 0;
 }
 
+/* No number may be cut in two, by requests neither, which begin and end at round offsets. */
+static int check_form(struct maker *maker, const char *operation, const struct pen_extent *extent,
+		      size_t index)
+{
+	const struct form *form = form_of(extent->form);
+	bool rows = rows_of(extent) > 1;
+	uint64_t from, to;
+
+	if (!form)
+		return 0;
+	if (maker->wishes->write)
+		return error_set(maker->err, -EINVAL, operation, extent->object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu changes its form: that is for reads", index);
+	from = extent->offset | extent->length | (rows ? extent->object_pitch : 0);
+	to = (uintptr_t)extent->memory | (rows ? extent->memory_pitch : 0);
+	if (from % form->from_size || to % form->to_size) {
+		error_set(maker->err, -EINVAL, operation, extent->object->name,
+			  (int64_t)extent->offset,
+			  "extent %zu does not begin and end with whole numbers at multiples of "
+			  "their size", index);
+		error_hint(maker->err, "Load it as it is, and change its dtype afterwards");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 /* Memory, and the object's end. */
 static int check_ends(struct maker *maker, const char *operation, const struct pen_extent *extent,
 		      size_t index)
@@ -120,8 +156,8 @@ static int check_ends(struct maker *maker, const char *operation, const struct p
 	uint64_t rows = rows_of(extent), end, memory_end;
 
 	if (!stretch_end(extent->offset, extent->length, rows, extent->object_pitch, &end) ||
-	    !stretch_end((uintptr_t)extent->memory, extent->length, rows, extent->memory_pitch,
-			 &memory_end))
+	    !stretch_end((uintptr_t)extent->memory, memory_length(extent), rows,
+			 extent->memory_pitch, &memory_end))
 		return error_set(maker->err, -EOVERFLOW, operation, object->name, -1,
 				 "extent %zu is larger than any file or memory", index);
 	if (!extent->length)
@@ -165,7 +201,8 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 				 "it is committed already");
 	if (rows_of(extent) > 1 &&
 	    (extent->object_pitch < extent->length ||
-	     (extent->memory_pitch < extent->length && !(extent->flags & PEN_FILL))))
+	     (extent->memory_pitch < memory_length(extent) &&
+	      !(extent->flags & PEN_FILL))))
 		return error_set(maker->err, -EINVAL, operation, object->name,
 				 (int64_t)extent->offset,
 				 "extent %zu has a pitch smaller than its rows", index);
@@ -175,7 +212,8 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 				 "extent %zu is of group %llu of %llu", index,
 				 (unsigned long long)extent->group,
 				 (unsigned long long)maker->wishes->groups);
-	return check_ends(maker, operation, extent, index);
+	rc = check_form(maker, operation, extent, index);
+	return rc ? rc : check_ends(maker, operation, extent, index);
 }
 
 /* ------------------------------------------------------------- objects, devices, places -- */
@@ -268,7 +306,7 @@ static int find_place(struct maker *maker, const struct pen_extent *extent, stru
 {
 	struct plan *plan = maker->plan;
 	uintptr_t address = (uintptr_t)extent->memory;
-	uint64_t bytes = rows_of(extent) * extent->length;
+	uint64_t bytes = rows_of(extent) * memory_length(extent);
 	uint32_t device;
 	int rc;
 
@@ -326,7 +364,8 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 		rc = add_place(maker, 0, first, &first);
 	for (size_t i = 0; i < count && !rc; i++) {
 		const struct pen_extent *extent = &extents[i];
-		struct flat flat = { .length = extent->length, .group = extent->group };
+		struct flat flat = { .length = extent->length, .group = extent->group,
+				     .form = (uint32_t)extent->form };
 
 		if (!extent->length)
 			continue;
@@ -341,6 +380,8 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 				flat.memory += extent->memory_pitch;
 		}
 		maker->plan->bytes += extent->length * rows_of(extent);
+		if (flat.form)
+			maker->plan->formed_bytes += extent->length * rows_of(extent);
 	}
 	return rc;
 }
@@ -381,9 +422,9 @@ static bool folds(struct plan_copy *last, const struct plan_copy *copy)
 	uint64_t at_pitch = rows > 1 ? last->at_pitch : copy->at - last->at;
 	uint64_t memory_pitch = rows > 1 ? last->memory_pitch : copy->offset - last->offset;
 
-	if (last->place != copy->place || last->place == PLACE_FILL ||
+	if (last->place != copy->place || last->place == PLACE_FILL || last->form != copy->form ||
 	    last->width != copy->width || at_pitch < copy->width || at_pitch > PITCH_MAX ||
-	    memory_pitch < copy->width || memory_pitch > PITCH_MAX ||
+	    memory_pitch < plan_memory_width(copy) || memory_pitch > PITCH_MAX ||
 	    copy->at != last->at + rows * at_pitch ||
 	    copy->offset != last->offset + rows * memory_pitch)
 		return false;
@@ -399,8 +440,9 @@ static int add_copy(struct maker *maker, struct plan_request *request, struct pl
 	struct plan *plan = maker->plan;
 	struct plan_copy *last = request->copy_count ? &plan->copies[plan->copy_count - 1] : NULL;
 
-	if (last && last->rows == 1 && last->at + last->width == copy.at &&
-	    goes_on(last->place, last->offset, last->width, copy.place, copy.offset)) {
+	if (last && last->rows == 1 && last->form == copy.form &&
+	    last->at + last->width == copy.at &&
+	    goes_on(last->place, last->offset, plan_memory_width(last), copy.place, copy.offset)) {
 		last->width += copy.width;
 		return 0;
 	}
@@ -456,11 +498,14 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 		}
 		rc = add_copy(maker, request, (struct plan_copy){
 			.at = begin - from,
-			.offset = flat->place == PLACE_FILL ? flat->memory
-							    : flat->memory + (begin - flat->offset),
+			.offset = flat->place == PLACE_FILL
+					  ? flat->memory
+					  : flat->memory + form_bytes(form_of(flat->form),
+								      begin - flat->offset),
 			.width = stop - begin,
 			.rows = 1,
 			.place = flat->place,
+			.form = flat->form,
 		});
 		if (!rc)
 			rc = add_mark(maker, request, flat->group, stop - begin);
@@ -605,7 +650,7 @@ bool plan_is_stretch(const struct plan *plan, uint32_t request)
 	const struct plan_copy *copy = &plan->copies[whole->first_copy];
 
 	return whole->copy_count == 1 && copy->rows == 1 && copy->width == whole->length &&
-	       copy->place != PLACE_FILL;
+	       copy->place != PLACE_FILL && !copy->form;
 }
 
 bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next)

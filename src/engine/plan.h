@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/form.h"
 #include "penstock.h"
 
 /* Devices of one plan. */
@@ -43,7 +44,12 @@ struct plan_copy {
 	uint64_t rows;
 	uint64_t at_pitch, memory_pitch;	/* between rows; unused where rows is 1 */
 	uint32_t place;
+	uint32_t form;		/* enum pen_form; `width` is of the buffer */
 };
+
+/* Numbers whose form changes begin at the same place in a multiple of this in the object and in a
+ * buffer, so that they lie well there. */
+#define PLAN_FORM_ALIGN 16u
 
 /* Bytes of a request that belong to one group, where somebody asks when groups are complete. */
 struct plan_mark {
@@ -74,6 +80,7 @@ struct plan {
 	size_t mark_count, mark_room;
 	uint64_t bytes;		/* in memory, or constant */
 	uint64_t fill_bytes;	/* of them, constant */
+	uint64_t formed_bytes;	/* of the object, that are given another form */
 };
 
 struct plan_wishes {
@@ -108,7 +115,13 @@ static inline unsigned char *plan_memory(const struct plan *plan, const struct p
 				 (uintptr_t)copy->offset);
 }
 
-/* Is the request one stretch of memory, no more and no less? */
+/* Bytes of memory that a row of the copy takes. */
+static inline uint64_t plan_memory_width(const struct plan_copy *copy)
+{
+	return form_bytes(form_of(copy->form), copy->width);
+}
+
+/* Is the request one stretch of memory, no more and no less, and as it is in the object? */
 bool plan_is_stretch(const struct plan *plan, uint32_t request);
 /* Does that stretch go on from one request to the next? */
 bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next);

@@ -89,6 +89,7 @@ static void home(struct lane *lane, struct transit *transit)
 	}
 	atomic_fetch_add_explicit(&transit->tally->bytes, direct, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
+	lane->delivered_bytes += transit->delivered;
 	lane->requests++;
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
@@ -552,7 +553,7 @@ static void count_copies(struct lane *lane, struct transit *transit)
 {
 	const struct plan *plan = lane->job->schedule->plan;
 
-	transit->bytes = transit->devices = 0;
+	transit->bytes = transit->delivered = transit->devices = 0;
 	for (uint32_t i = 0; i < transit->range.count; i++) {
 		const struct plan_request *request = &plan->requests[transit->range.first + i];
 
@@ -561,6 +562,7 @@ static void count_copies(struct lane *lane, struct transit *transit)
 			const struct pen_device *device = plan_device(plan, part);
 
 			transit->bytes += part->width * part->rows;
+			transit->delivered += plan_memory_width(part) * part->rows;
 			if (device && !device->is_host)
 				transit->devices |= 1u << plan->places[part->place].device;
 		}
@@ -592,12 +594,15 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	count_copies(lane, transit);
 }
 
-/* The staging that a write begins with, so that its whole blocks lie as the device wants them. */
+/* What the staging begins with before the first byte, so that the whole blocks of a write lie as
+ * the device wants them, and numbers as they do in the object. */
 static size_t lead_of(const struct lane *lane, const struct transit *transit)
 {
 	uint32_t align = transit->io.object->info.offset_align;
 
-	return lane->path.kind->direct && align && transit->io.write ? transit->offset % align : 0;
+	if (lane->path.kind->direct && align)
+		return transit->io.write ? transit->offset % align : 0;
+	return lane->job->schedule->plan->formed_bytes ? transit->offset % PLAN_FORM_ALIGN : 0;
 }
 
 /* A slot with `size` bytes of staging memory, growing the staging where that helps. */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/error.h"
+#include "base/form.h"
 #include "format/dtype.h"
 #include "format/load.h"
 #include "format/model.h"
@@ -27,7 +28,7 @@ struct loop {
 };
 
 struct box {
-	uint64_t bytes;		/* 0: nothing to load, and the rest means nothing */
+	uint64_t bytes;		/* of memory; 0: nothing to load, and the rest means nothing */
 	uint64_t start;		/* from the tensor's first byte */
 	uint64_t extents;	/* how many it becomes */
 	struct loop loops[LOOPS_MAX];	/* the run, the rows, then innermost to outermost */
@@ -112,8 +113,8 @@ static int make_loops(struct box *box, const struct pen_placement *placement,
 	return 0;
 }
 
-/* Strides and lengths from elements to bytes. */
-static bool to_bytes(struct box *box, int dtype)
+/* Strides and lengths from elements to bytes; in memory they may have another form. */
+static bool to_bytes(struct box *box, int dtype, const struct form *form)
 {
 	uint64_t bytes;
 
@@ -121,6 +122,10 @@ static bool to_bytes(struct box *box, int dtype)
 	    !dtype_bytes(dtype, box->loops[0].count, &bytes))
 		return false;
 	box->loops[0].count = bytes;
+	/* A shape of twice these bytes may be larger than any memory. */
+	if (form && bytes > UINT64_MAX / form->to_size)
+		return false;
+	bytes = form_bytes(form, bytes);
 	for (unsigned int i = 1; i < box->loop_count; i++) {
 		struct loop *loop = &box->loops[i];
 
@@ -157,6 +162,7 @@ static void choose_rows(struct box *box)
 static int make_box(struct box *box, const struct pen_placement *placement, struct pen_error *err)
 {
 	const struct pen_tensor *tensor = placement->tensor;
+	const struct form *form = form_of(placement->form);
 	bool empty;
 	int rc;
 
@@ -167,13 +173,17 @@ static int make_box(struct box *box, const struct pen_placement *placement, stru
 	if (!pen_dtype_name(tensor->dtype))
 		return refuse(err, tensor, "Take tensors from pen_model_tensors()",
 			      "%d is no dtype", tensor->dtype);
+	if (placement->form && (!form || form->from != tensor->dtype))
+		return refuse(err, tensor, "Ask pen_form_find() for a form from its dtype",
+			      "form %llu is none of %s", (unsigned long long)placement->form,
+			      pen_dtype_name(tensor->dtype));
 	rc = check_bounds(placement, &empty, err);
 	if (rc || empty)
 		return rc;
 	rc = make_loops(box, placement, err);
 	if (rc)
 		return rc;
-	if (!to_bytes(box, tensor->dtype))
+	if (!to_bytes(box, tensor->dtype, form))
 		return refuse(err, tensor, "Choose a box whose rows begin and end on whole bytes",
 			      "the box cuts a byte in two: %s has %u bits an element",
 			      pen_dtype_name(tensor->dtype), pen_dtype_bits(tensor->dtype));
@@ -309,6 +319,7 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 			.memory = placements[i].memory,
 			.device = placements[i].device,
 			.group = i,
+			.form = placements[i].form,
 		}, next);
 	}
 	return 0;

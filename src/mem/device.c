@@ -261,8 +261,9 @@ int device_copy(struct pen_device *device, struct device_stream *stream,
 		const struct device_copy *copy, struct pen_error *err)
 {
 	assert(copy->width && copy->rows && copy->memory && copy->host);
-	assert(copy->rows == 1 ||
-	       (copy->memory_pitch >= copy->width && copy->host_pitch >= copy->width));
+	assert(copy->rows == 1 || (copy->memory_pitch >= form_bytes(copy->form, copy->width) &&
+				   copy->host_pitch >= copy->width));
+	assert(!copy->form || (copy->to_device && copy->width % copy->form->from_size == 0));
 	return device->ops->copy(device, stream, copy, err);
 }
 

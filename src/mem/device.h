@@ -19,11 +19,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/form.h"
 #include "penstock.h"
 
 struct pen_device;
 
-/* `rows` rows of `width` bytes between device memory and host memory. rows == 1: pitches unused. */
+/*
+ * `rows` rows of `width` bytes between device memory and host memory. rows == 1: pitches unused.
+ * With a form, `width` is of the host's bytes, which must be pinned for a GPU: it reads them by
+ * itself. One that cannot returns -ENOTSUP, and nothing is queued.
+ */
 struct device_copy {
 	unsigned char *memory;		/* device address */
 	unsigned char *host;
@@ -31,6 +36,7 @@ struct device_copy {
 	size_t rows;
 	size_t memory_pitch, host_pitch;
 	bool to_device;
+	const struct form *form;	/* what they become on their way to the device; or NULL */
 };
 
 struct device_stream {

@@ -12,7 +12,8 @@
  *   3. The context is retained exactly while the device is open and READY.
  *   4. Streams and events are kept from job to job: making one costs the driver's own lock, which
  *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
- *   5. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
+ *   5. Kernels are loaded when the first is needed, and tried once: `kernels` says how it went.
+ *   6. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
  *      else comes after them.
  */
 #include <errno.h>
@@ -21,12 +22,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/error.h"
+#include "kernels/image.h"
 #include "mem/device.h"
 #include "sys/cuda.h"
 #include "sys/os.h"
 #include "sys/topology.h"
 
 enum { STARTING, READY, BROKEN };
+
+/* A block of a kernel: threads, and bytes that all of them read at once (see kernels/convert.cu).
+ * Rows that are narrow have small blocks. */
+#define BLOCK_THREADS 256u
+#define BLOCK_THREADS_NARROW 32u
+#define THREAD_BYTES 32u
+#define GRID_ROWS_MAX 65535u
+/* Most bytes of a row in one launch; kernels count in 32 bits. */
+#define LAUNCH_WIDTH ((size_t)256 << 20)
 
 /* Handles that nobody uses now; what is too much is given back to the driver. */
 struct idle {
@@ -45,6 +56,12 @@ struct cuda_state {
 	struct pen_error error;		/* why BROKEN */
 	pthread_mutex_t idle_lock;	/* guards the two below */
 	struct idle streams, events;
+	pthread_mutex_t kernel_lock;	/* held by who loads them */
+	atomic_int kernels;		/* STARTING: not tried yet; READY; BROKEN: the error says
+					   why, and all that follows is set by then */
+	struct pen_error no_kernels;
+	void *module;
+	void *functions[PEN_FORMS];
 };
 
 static struct cuda_state *state_of(struct pen_device *device)
@@ -124,10 +141,12 @@ static int gpu_open(struct pen_device *device, struct pen_error *err)
 	state->api = api;
 	pthread_mutex_init(&state->join_lock, NULL);
 	pthread_mutex_init(&state->idle_lock, NULL);
+	pthread_mutex_init(&state->kernel_lock, NULL);
 	device->state = state;
 	device->node = topology_nodes() > 1 ? NODE_PENDING : -1;
 	rc = os_thread_start(&state->starter, start_context, device);
 	if (rc) {
+		pthread_mutex_destroy(&state->kernel_lock);
 		pthread_mutex_destroy(&state->idle_lock);
 		pthread_mutex_destroy(&state->join_lock);
 		free(state);
@@ -278,7 +297,8 @@ static int gpu_put(struct pen_device *device, void *memory, const void *host, ui
 static int gpu_pin(struct pen_device *device, void *host, size_t size, bool read_only,
 		   struct pen_error *err)
 {
-	unsigned int flags = CUDA_REGISTER_PORTABLE | (read_only ? CUDA_REGISTER_READ_ONLY : 0);
+	unsigned int flags = CUDA_REGISTER_PORTABLE |
+			     (read_only ? CUDA_REGISTER_READ_ONLY : CUDA_REGISTER_DEVICEMAP);
 	cuda_result result =
 		CUDA(state_of(device)->api, cuMemHostRegister_v2, host, size, flags);
 
@@ -485,6 +505,106 @@ static cuda_result copy_rows(const struct cuda_api *api, const struct device_cop
 	return CUDA(api, cuMemcpy2DAsync_v2, &rows, stream);
 }
 
+/* -------------------------------------------------------------------------------- kernels -- */
+
+/* What a driver says no to, a core can do. */
+static int no_kernels(struct pen_device *device, cuda_result result, const char *operation,
+		      struct pen_error *err)
+{
+	fail(device, result, operation, err);
+	return err->code = -ENOTSUP;
+}
+
+static int load_kernels(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	const struct cuda_api *api = state->api;
+	int same = 0;
+	cuda_result result;
+
+	if (!api->cuModuleLoadData || !api->cuModuleUnload || !api->cuModuleGetFunction ||
+	    !api->cuLaunchKernel)
+		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
+				 "the driver starts no kernels");
+	result = CUDA(api, cuDeviceGetAttribute, &same, CUDA_ATTRIBUTE_HOST_POINTERS,
+		      state->device);
+	if (result || !same)
+		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
+				 "this GPU does not read the host's memory by itself");
+	result = CUDA(api, cuModuleLoadData, &state->module, kernels_image);
+	if (result) {
+		state->module = NULL;
+		return no_kernels(device, result, "load kernels on", err);
+	}
+	for (uint64_t i = 1; i < PEN_FORMS; i++) {
+		result = CUDA(api, cuModuleGetFunction, &state->functions[i], state->module,
+			      form_of(i)->kernel);
+		if (result)
+			return no_kernels(device, result, "find a kernel on", err);
+	}
+	return 0;
+}
+
+/* The kernel of a form, or -ENOTSUP with words. */
+static int find_kernel(struct pen_device *device, const struct form *form, void **function,
+		       struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+
+	if (atomic_load_explicit(&state->kernels, memory_order_acquire) == STARTING) {
+		pthread_mutex_lock(&state->kernel_lock);
+		if (atomic_load(&state->kernels) == STARTING)
+			atomic_store(&state->kernels,
+				     load_kernels(device, &state->no_kernels) ? BROKEN : READY);
+		pthread_mutex_unlock(&state->kernel_lock);
+	}
+	if (atomic_load(&state->kernels) == READY) {
+		*function = state->functions[form_number(form)];
+		return 0;
+	}
+	if (err)
+		*err = state->no_kernels;
+	return state->no_kernels.code;
+}
+
+/* One launch: `width` bytes of each row, from `at` on. */
+static cuda_result launch_part(const struct cuda_api *api, void *function,
+			       const struct device_copy *copy, size_t at, size_t width,
+			       void *stream)
+{
+	unsigned char *to = copy->memory + form_bytes(copy->form, at), *from = copy->host + at;
+	int numbers = (int)(width / copy->form->from_size);
+	unsigned long long rows = copy->rows, to_pitch = copy->memory_pitch,
+			   from_pitch = copy->host_pitch;
+	void *arguments[] = { &to, &from, &numbers, &rows, &to_pitch, &from_pitch };
+	unsigned int threads = width <= BLOCK_THREADS_NARROW * THREAD_BYTES ? BLOCK_THREADS_NARROW
+									    : BLOCK_THREADS;
+	/* A row begins somewhere in a line of its block. */
+	size_t blocks = (width + 127) / ((size_t)threads * THREAD_BYTES) + 1;
+	unsigned int lines = rows < GRID_ROWS_MAX ? (unsigned int)rows : GRID_ROWS_MAX;
+
+	return CUDA(api, cuLaunchKernel, function, (unsigned int)blocks, lines, 1, threads, 1, 1,
+		    0, stream, arguments, NULL);
+}
+
+static int launch(struct pen_device *device, struct device_stream *stream,
+		  const struct device_copy *copy, struct pen_error *err)
+{
+	cuda_result result = 0;
+	void *function = NULL;
+	size_t width;
+	int rc = find_kernel(device, copy->form, &function, err);
+
+	if (rc)
+		return rc;
+	for (size_t at = 0; at < copy->width && !result; at += width) {
+		width = copy->width - at < LAUNCH_WIDTH ? copy->width - at : LAUNCH_WIDTH;
+		result = launch_part(state_of(device)->api, function, copy, at, width,
+				     stream->handle);
+	}
+	return result ? fail(device, result, "start a kernel on", err) : 0;
+}
+
 static int gpu_copy(struct pen_device *device, struct device_stream *stream,
 		    const struct device_copy *copy, struct pen_error *err)
 {
@@ -492,6 +612,8 @@ static int gpu_copy(struct pen_device *device, struct device_stream *stream,
 	cuda_pointer memory = (cuda_pointer)(uintptr_t)copy->memory;
 	cuda_result result;
 
+	if (copy->form)
+		return launch(device, stream, copy, err);
 	if (copy->rows > 1)
 		result = copy_rows(api, copy, stream->handle);
 	else if (copy->to_device)
@@ -514,6 +636,8 @@ static void empty_idle(struct pen_device *device)
 		state->api->cuStreamDestroy_v2(state->streams.handles[--state->streams.count]);
 	while (state->events.count)
 		state->api->cuEventDestroy_v2(state->events.handles[--state->events.count]);
+	if (state->module)
+		state->api->cuModuleUnload(state->module);
 	pop(device);
 }
 
@@ -526,6 +650,7 @@ static void gpu_close(struct pen_device *device)
 		empty_idle(device);
 		state->api->cuDevicePrimaryCtxRelease_v2(state->device);
 	}
+	pthread_mutex_destroy(&state->kernel_lock);
 	pthread_mutex_destroy(&state->idle_lock);
 	pthread_mutex_destroy(&state->join_lock);
 	free(state);

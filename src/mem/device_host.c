@@ -172,7 +172,9 @@ static int host_copy(struct pen_device *device, struct device_stream *stream,
 		unsigned char *memory = copy->memory + row * copy->memory_pitch;
 		unsigned char *host = copy->host + row * copy->host_pitch;
 
-		if (copy->to_device)
+		if (copy->form)
+			copy->form->apply(memory, host, copy->width / copy->form->from_size);
+		else if (copy->to_device)
 			memcpy(memory, host, copy->width);
 		else
 			memcpy(host, memory, copy->width);

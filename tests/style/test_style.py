@@ -5,6 +5,7 @@ Each rule is a small search over the source. Comments and strings are taken out 
 rule is about code, so that nobody has to write around it.
 """
 import ctypes
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 HEADER = ROOT / "include/penstock.h"
 FOLDERS = ("src", "include", "cli", "tests", "bench", "examples", "tools", "man", "python")
-LAYERS = {"base": 0, "sys": 1, "mem": 2, "io": 3, "s3": 3, "engine": 4, "format": 5}
+LAYERS = {"base": 0, "sys": 1, "kernels": 1, "mem": 2, "io": 3, "s3": 3, "engine": 4, "format": 5}
 TOP = 6
 
 
@@ -311,3 +312,25 @@ def test_man_pages_are_clean(page):
     done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", ROOT / "man" / page],
                           text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------ the kernels --
+
+def test_the_committed_kernels_were_made_of_the_committed_sources():
+    spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "tools/build_kernels.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    image = (ROOT / "src/kernels/image.c").read_text()
+    sources = {str(show(path)) for path in files(".cu", folders=("src",))}
+    included = {f"src/{name}" for source in sources for name in
+                re.findall(r'#\s*include\s+"([^"]+)"', (ROOT / source).read_text())}
+    assert sources | included == set(tool.SOURCES)
+    assert re.search(r'kernels_source\[\] =\s*"(\w+)"', image)[1] == tool.source_hash(), \
+        "run tools/build-kernels.sh"
+
+
+def test_every_form_names_a_kernel_that_there_is():
+    named = set(re.findall(r"FORM\(.*, (\w+)\),", (ROOT / "src/base/form.c").read_text()))
+    made = set(re.findall(r"^CONVERT\((\w+),", (ROOT / "src/kernels/convert.cu").read_text(),
+                          flags=re.M))
+    assert named == made and len(made) == 6

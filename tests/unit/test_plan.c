@@ -395,7 +395,7 @@ TEST(a_fill_that_makes_no_sense_is_refused)
 	extents[0].flags = 2;
 	CHECK_EQ(refused(), -EINVAL);
 	extents[0].flags = PEN_FILL;
-	extents[0].reserved[3] = 1;
+	extents[0].reserved[2] = 1;
 	CHECK_EQ(refused(), -EINVAL);
 	set_up(false, 4096, 16384, 0);
 	add_fill(0, 0, 100, 1);

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef KERNELS_IMAGE_H
+#define KERNELS_IMAGE_H
+/*
+ * The kernels of this folder as a fat binary, which the driver loads by itself: machine code for
+ * sm_75, 80, 90, 100 and 120 and their successors in kind, and PTX for GPUs that come later. It is
+ * committed, so that nobody who builds the library needs a CUDA toolkit; tools/build-kernels.sh
+ * makes it anew, and a test tells when that was forgotten.
+ */
+
+/* Its sources as they were then: SHA-256 of their texts, one after the other. */
+extern const char kernels_source[];
+extern const unsigned char kernels_image[];
+
+#endif
