@@ -16,7 +16,7 @@
 
 const struct command *const commands[] = {
 	&command_load, &command_inspect, &command_verify, &command_copy, &command_explain,
-	&command_make_model, &command_completion, NULL,
+	&command_pack, &command_unpack, &command_make_model, &command_completion, NULL,
 };
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]) - 1)

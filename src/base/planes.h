@@ -14,6 +14,8 @@
 
 #define PLANES_CHUNK 16384u	/* values of a chunk; the last one of a tensor may have fewer */
 #define PLANES_ALIGN 16u	/* of chunks and their parts, in bytes */
+#define PLANES_SYMBOLS 13	/* that have a code: 3 in plane A, 3 in B, 7 in C */
+#define PLANES_RESTS 3		/* planes of the rest, at most */
 
 /* What a chunk is, as the table of a file has it: 16 bytes, little endian. */
 struct planes_chunk {
@@ -53,16 +55,19 @@ extern const struct planes_shape planes_shapes[PLANES_KINDS];
  * from the number of values and of escapes: a GPU's warp gets these numbers and needs no others.
  */
 struct planes_parts {
-	uint32_t rest[3];	/* planes of the rest, lowest bits first */
+	uint32_t rest[PLANES_RESTS];	/* planes of the rest, lowest bits first */
 	uint32_t a, b, c, d;
 	uint32_t end;
 };
 
 /* The widths of the planes of the rest, the widest first; 0 after the last. */
-void planes_widths(enum planes_kind kind, unsigned int widths[3]);
+void planes_widths(enum planes_kind kind, unsigned int widths[PLANES_RESTS]);
 
 void planes_parts(enum planes_kind kind, uint32_t values, const uint16_t escapes[3],
 		  struct planes_parts *parts);
+
+/* Bytes that a chunk has if it is kept plain. */
+uint32_t planes_plain(enum planes_kind kind, uint32_t values);
 
 /* Does what the table says of a chunk of so many values hold together? */
 bool planes_check(enum planes_kind kind, uint32_t values, const struct planes_chunk *chunk);
