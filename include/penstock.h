@@ -565,7 +565,8 @@ struct pen_model_file {
 	size_t metadata_count;
 	const struct pen_metadata *metadata;	/* NULL: the file has none, not even an empty one */
 	struct pen_object *object;	/* open for reading, closed with the model */
-	uint64_t reserved[4];
+	uint64_t original;		/* bytes that it had before it was packed; 0: it was not */
+	uint64_t reserved[3];
 };
 
 struct pen_model;

@@ -112,6 +112,7 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 	if (rc)
 		return rc;
 	file->data = (*table)->data;
+	file->original = *coded ? (*coded)->bytes : 0;
 	file->metadata = (*table)->metadata;
 	file->metadata_count = (*table)->metadata_count;
 	return 0;
