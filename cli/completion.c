@@ -81,6 +81,11 @@ static void bash_command(const struct command *command)
 		print_words(command->operand_choices, "");
 		printf("'\n");
 	}
+	if (command->first_choices) {
+		printf("\t\tif ((COMP_CWORD == 2)); then operands='");
+		print_words(command->first_choices, "");
+		printf("'; fi\n");
+	}
 	printf("\t\tcase $before in\n");
 	for (const struct option_entry *option = command->options; option->name; option++) {
 		if (!takes_value(option))
@@ -177,6 +182,11 @@ static void print_zsh(void)
 		for (const struct option_entry *option = commands[i]->options; option->name;
 		     option++)
 			zsh_option(option);
+		if (commands[i]->first_choices) {
+			printf(" \\\n\t\t\t'1:%s:(", commands[i]->operands);
+			print_words(commands[i]->first_choices, "");
+			printf(")'");
+		}
 		printf(" \\\n\t\t\t'*:%s:", commands[i]->operands);
 		if (commands[i]->operand_choices) {
 			printf("(");
@@ -209,6 +219,20 @@ static void fish_option(const struct command *command, const struct option_entry
 	printf("'\n");
 }
 
+/* First one of the choices, then files. */
+static void fish_first(const struct command *command)
+{
+	printf("complete -c penstock -n '__fish_seen_subcommand_from %s; and not "
+	       "__fish_seen_subcommand_from ", command->name);
+	print_words(command->first_choices, "");
+	printf("' -a '");
+	print_words(command->first_choices, "");
+	printf("'\ncomplete -c penstock -n '__fish_seen_subcommand_from %s; and "
+	       "__fish_seen_subcommand_from ", command->name);
+	print_words(command->first_choices, "");
+	printf("' -F\n");
+}
+
 static void print_fish(void)
 {
 	print_head("fish");
@@ -220,6 +244,10 @@ static void print_fish(void)
 		       command->name, command->summary);
 		for (const struct option_entry *option = command->options; option->name; option++)
 			fish_option(command, option);
+		if (command->first_choices) {
+			fish_first(command);
+			continue;
+		}
 		printf("complete -c penstock -n '__fish_seen_subcommand_from %s' ", command->name);
 		if (command->operand_choices) {
 			printf("-a '");

@@ -15,8 +15,9 @@
 #include "report.h"
 
 const struct command *const commands[] = {
-	&command_load, &command_inspect, &command_verify, &command_copy, &command_explain,
-	&command_pack, &command_unpack, &command_make_model, &command_completion, NULL,
+	&command_load, &command_inspect, &command_verify, &command_ckpt, &command_copy,
+	&command_explain, &command_pack, &command_unpack, &command_make_model, &command_completion,
+	NULL,
 };
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]) - 1)

@@ -416,7 +416,8 @@ int options_parse(const struct command *command, int argc, char **argv, void *se
 		return first;
 	argv[operands] = NULL;
 	if (operands < command->operand_count ||
-	    (operands > command->operand_count && !command->more_operands)) {
+	    (operands > command->operand_count + command->operands_optional &&
+	     !command->more_operands)) {
 		wrong_count(command, operands, err);
 		error_hint(err, "See 'penstock %s --help'", command->name);
 		return -EINVAL;

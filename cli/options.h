@@ -87,7 +87,9 @@ struct command {
 	const char *operands;		/* as help shows them: "SRC DST" */
 	int operand_count;
 	bool more_operands;		/* the last one may be given more than once */
+	int operands_optional;		/* further ones that may be left out */
 	const char *const *operand_choices;	/* what they can be; NULL: names of files */
+	const char *const *first_choices;	/* the same for the first one alone */
 	const char *summary;		/* one line in the list of commands */
 	const char *description;	/* above the options in --help */
 	const struct option_entry *options;

@@ -14,6 +14,7 @@
  *   job      a set of extents on the move
  *   model    the tensors of a safetensors file, or of a folder of them
  *   torch    a file as torch.save writes it, a zip of storages and a pickle
+ *   checkpoints   a folder of steps, each with such a file for each rank, and a manifest
  *
  * Simple use: read a whole file into GPU memory
  *
@@ -304,7 +305,8 @@ struct pen_options {
 	int transfer;			/* enum pen_transfer_type; a type that cannot be had here is
 					   refused, never replaced */
 	int cache;			/* enum pen_cache */
-	uint64_t memory_limit;		/* most pinned memory, at least 64 KiB; 0: 128 MiB */
+	uint64_t memory_limit;		/* most pinned memory, at least 64 KiB; 0: 128 MiB;
+					   PEN_MEMORY_AUTO */
 	uint64_t request_size;		/* bytes of one request, a power of two from 4 KiB to 1 GiB;
 					   0: found at run time */
 	uint32_t lanes;			/* threads, at most 64; 0: by cores and store */
@@ -331,6 +333,18 @@ struct pen_options {
 						   pass; NULL: none */
 	size_t digest_count;
 };
+
+/*
+ * For a write with options.groups, so that nothing waits for the store: as much memory as its bytes
+ * take, if that is plentiful, which is half of what the machine and the control groups of the
+ * process have available. Where it is not, what is plentiful, and the rest streams. For any other
+ * job it is as 0.
+ *
+ * A write with groups leaves its memory to the next one, since making it takes longer than filling
+ * it; pen_trim() gives it back. What is kept is what the last of them used, and up to a quarter
+ * more.
+ */
+#define PEN_MEMORY_AUTO UINT64_MAX
 
 /* What is queued on this stream of this GPU comes before all of the job; see options.stream. */
 struct pen_stream {
@@ -413,6 +427,21 @@ struct pen_report {
 	uint64_t warming_bytes;		/* that will be brought into the page cache from now on */
 	char cache_reason[PEN_REASON_MAX];	/* what becomes of bytes that were read around the
 						   page cache, and why; "": there were none */
+	int gathering;			/* enum pen_gathering */
+	double gathered_seconds;	/* of a write with options.groups: from the start until all
+					   of its memory might change again */
+	double stored_seconds;		/* of a write: until all was with the object, not yet
+					   durable */
+	uint64_t made_bytes;		/* staging memory that had to be made; the rest of
+					   pinned_bytes was there from earlier jobs */
+};
+
+/* How a write with options.groups took its bytes from memory. */
+enum pen_gathering {
+	PEN_GATHERING_NONE,		/* nobody asked */
+	PEN_GATHERING_AHEAD,		/* all of it found room in staging memory: nothing waited
+					   for the store */
+	PEN_GATHERING_STREAMED,		/* some had to wait until the store had taken others */
 };
 
 #define PEN_REPORT_INIT PEN_SIZED_INIT(pen_report)
@@ -693,10 +722,18 @@ struct pen_torch_tensor {
  */
 int pen_torch_open(const char *path, struct pen_torch **file, struct pen_error *err);
 
+/*
+ * The same for one item of a file of several, which is open as `object`: `size` bytes from `offset`
+ * on are a zip of torch's. Offsets of records and tensors are those of the object, which must stay
+ * open.
+ */
+int pen_torch_open_item(struct pen_object *object, uint64_t offset, uint64_t size,
+			struct pen_torch **file, struct pen_error *err);
+
 /* NULL is allowed. Wait for jobs that load from it first. */
 void pen_torch_close(struct pen_torch *file);
 
-/* The file's bytes, for extents; closed with it. */
+/* The file's bytes, for extents; closed with it, unless it is an item of a file. */
 struct pen_object *pen_torch_object(const struct pen_torch *file);
 
 /* All records in the order of offsets; and how many there are. */
@@ -751,6 +788,12 @@ int pen_torch_verifiable(const struct pen_torch *file);
  */
 int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
 			struct pen_torch_check **check, struct pen_error *err);
+
+/* The same for what a job reads of items of one object, in the order of their offsets. */
+int pen_torch_check_items(struct pen_torch *const *files, size_t count,
+			  const struct pen_options *options, struct pen_torch_check **check,
+			  struct pen_error *err);
+
 const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check);
 int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked *checked,
 			struct pen_error *err);
@@ -795,14 +838,41 @@ struct pen_torch_content {
 struct pen_torch_save;
 
 /*
- * Start to write a file that torch.load opens, storages at multiples of 4096, with true CRC32s and
- * a table of digests, made of the bytes as they pass. It is written as any object with PEN_WRITE:
- * the target changes at pen_torch_save_wait(), all at once, or not at all. The contents but for the
- * storages' memory may go after this call; memory and devices must live until the end, or until a
- * group is told as gathered. options.digests must be empty; options.allocate is for reads.
+ * Start to write a file that torch.load opens, storages at multiples of 4096 but for small ones,
+ * which are packed, with true CRC32s and a table of digests, made of the bytes as they pass. It is
+ * written as any object with PEN_WRITE: the target changes at pen_torch_save_wait(), all at once,
+ * or not at all. The contents but for the storages' memory may go after this call; memory and
+ * devices must live until the end, or until a group is told as gathered. options.digests must be
+ * empty; options.allocate is for reads.
  */
 int pen_torch_save_start(const char *path, struct pen_device *device,
 			 const struct pen_torch_content *content,
+			 const struct pen_options *options, struct pen_torch_save **save,
+			 struct pen_error *err);
+
+/*
+ * Something of a file of several, as torch.distributed.checkpoint writes them: a zip of its own,
+ * which torch.load reads as if it were alone, or bytes.
+ */
+struct pen_torch_item {
+	const void *bytes;		/* its data.pkl */
+	size_t length;
+	const struct pen_torch_storage *storages;	/* named by their index: no keys */
+	size_t storage_count;
+	uint32_t flags;			/* PEN_TORCH_RAW, or 0 */
+	uint64_t offset, size;		/* where it will be in the file; set when the save starts */
+	uint64_t reserved[2];
+};
+
+/* `bytes` are all of the item, and lie in the file as they are. */
+#define PEN_TORCH_RAW 1u
+
+/*
+ * Start to write a file of `count` items, one after the other, at least one. Otherwise it is like
+ * pen_torch_save_start(), and what follows is the same for both.
+ */
+int pen_torch_pack_start(const char *path, struct pen_device *device,
+			 struct pen_torch_item *items, size_t count,
 			 const struct pen_options *options, struct pen_torch_save **save,
 			 struct pen_error *err);
 
@@ -811,6 +881,16 @@ int pen_torch_save_start(const char *path, struct pen_device *device,
  * Never give it to pen_job_wait(). What is left to do when it is done is small.
  */
 struct pen_job *pen_torch_save_job(const struct pen_torch_save *save);
+
+/*
+ * Wait until the memory of all storages may change again, but not longer than `seconds`: 0 when it
+ * may, -ETIMEDOUT, or -ECANCELED when the job has ended badly before; pen_torch_save_wait() tells
+ * why. Work queued on any stream afterwards may overwrite what was saved, and the memory may be
+ * freed. With options.groups that is as soon as the bytes are in staging memory, which
+ * options.memory_limit bounds; without, when they are with the object. One thread at a time, and
+ * not beside pen_job_gathered().
+ */
+int pen_torch_save_gathered(struct pen_torch_save *save, double seconds);
 
 /*
  * Wait until the bytes have moved, write what had to wait for them - headers, table, directory -
@@ -933,6 +1013,195 @@ int pen_layout_make(const struct pen_save_tensor *tensors, size_t count,
 		    struct pen_error *err);
 void pen_layout_free(struct pen_layout *layout);
 
+/* ----------------------------------------------------------------------------- checkpoints -- */
+
+/*
+ * A folder of checkpoints has a folder for each step, in which each rank has a file as torch.save
+ * writes it, and a manifest that names these files:
+ *
+ *	DIR/step-00001200/rank-00000.pt
+ *	DIR/step-00001200/manifest.json
+ *	DIR/.penstock.lock
+ *
+ * The manifest is written last. A step exists when its manifest is there: before, there is nothing
+ * that anybody takes for a checkpoint; afterwards, all of it is durable. docs/checkpoint-folder.md
+ * has the format. What a writer does, once for each rank and in this order:
+ *
+ *	pen_checkpoints_open(dir, PEN_WRITE, rank, &folder, &err);
+ *	pen_checkpoints_begin(folder, step, world_size, 0, &path, &err);   rank 0 before the others
+ *	pen_torch_save_start(path, ...), pen_torch_save_wait(...);
+ *	pen_checkpoints_describe(folder, &file, &err);
+ *	pen_checkpoints_commit(folder, files, world_size, "{}", &err);   rank 0, of all files
+ *
+ * A folder has one writer: rank 0 holds a lock on DIR/.penstock.lock (flock), from opening to
+ * closing. A second one is refused, -EBUSY, with words that name the process and its machine. The
+ * other ranks have no lock; they write into a step that rank 0 began. A forked child has no part
+ * in the lock, and cannot write: -ECHILD. Readers need no lock: a step that is removed while they
+ * look at it is simply not there.
+ *
+ * pen_checkpoints_list(), _show(), _latest(), _verify(), _path() and _warning() may be called from
+ * several threads at once, also while another one writes.
+ */
+struct pen_checkpoints;
+
+enum pen_checkpoint_state {
+	PEN_CHECKPOINT_WHOLE,		/* its manifest is right, its files are there and have the
+					   sizes that it says */
+	PEN_CHECKPOINT_DAMAGED,		/* there is a manifest, but not all that it promises */
+	PEN_CHECKPOINT_UNFINISHED,	/* there is none: it is being written, or was when its
+					   writer was stopped; pen_checkpoints_sweep() knows */
+};
+
+/* The file of one rank. */
+struct pen_checkpoint_file {
+	char name[32];			/* in the folder of its step */
+	uint64_t bytes;
+	uint64_t tensors;
+	char digest[32];		/* "xxh3:" and 16 digits: of the places, sizes and CRC32s of
+					   all its records */
+	uint64_t reserved[4];
+};
+
+/* What a manifest says; of steps that are not whole, what can be said. */
+struct pen_checkpoint {
+	uint64_t step;
+	int state;			/* enum pen_checkpoint_state */
+	uint32_t world_size;		/* ranks; 0: not known, as all that follows */
+	uint64_t bytes;			/* of all its files */
+	char time[24];			/* of the commit: "2026-11-17T02:30:00Z" */
+	const struct pen_checkpoint_file *files;	/* one for each rank, in their order */
+	size_t file_count;
+	const char *user;		/* the caller's own values, a JSON object, with a NUL */
+	size_t user_length;
+	char problem[256];		/* why it is not whole; "" where it is */
+	uint64_t reserved[4];
+};
+
+struct pen_checkpoint_list {
+	const struct pen_checkpoint *steps;	/* ascending */
+	size_t count;
+};
+
+/*
+ * Open a folder of checkpoints: with PEN_READ to look at it, with PEN_WRITE to write as this rank
+ * (`rank` means nothing to a reader). Rank 0 creates the folder where it is missing, with those
+ * above it, and takes the lock. Where the file system has no locks it goes on without, and
+ * pen_checkpoints_warning() says so: then it is yours to see that nobody else writes there.
+ */
+int pen_checkpoints_open(const char *path, enum pen_mode mode, uint32_t rank,
+			 struct pen_checkpoints **folder, struct pen_error *err);
+
+/* NULL is allowed. A step that was begun and not committed is abandoned. */
+void pen_checkpoints_close(struct pen_checkpoints *folder);
+
+/* Its absolute path; and what is odd but no error, in words, or "". */
+const char *pen_checkpoints_path(const struct pen_checkpoints *folder);
+const char *pen_checkpoints_warning(const struct pen_checkpoints *folder);
+
+/* All steps, whatever their state. Release with pen_checkpoint_list_free(), which takes NULL. */
+int pen_checkpoints_list(struct pen_checkpoints *folder, struct pen_checkpoint_list **list,
+			 struct pen_error *err);
+void pen_checkpoint_list_free(struct pen_checkpoint_list *list);
+
+/* The last step that is whole; -ENOENT where there is none. */
+int pen_checkpoints_latest(struct pen_checkpoints *folder, uint64_t *step, struct pen_error *err);
+
+/* One step, which must be whole: -ENOENT if there is none, -EBADMSG with words if it is damaged.
+ * Release with pen_checkpoint_free(), which takes NULL. */
+int pen_checkpoints_show(struct pen_checkpoints *folder, uint64_t step,
+			 struct pen_checkpoint **checkpoint, struct pen_error *err);
+void pen_checkpoint_free(struct pen_checkpoint *checkpoint);
+
+/* For pen_checkpoints_begin(): a step that is there is replaced at the commit, not before. */
+#define PEN_CHECKPOINT_OVERWRITE 1u
+
+/*
+ * Begin to save a step: its folder is there, and durable. `path` is the file that this rank is to
+ * write, with PEN_WRITE; it lives until the next call of this function. A step that exists is
+ * refused, -EEXIST, or replaced: then the files have new names, and the old ones go after the
+ * commit. Rank 0 begins first; what a crash left in the folder of this step goes then.
+ */
+int pen_checkpoints_begin(struct pen_checkpoints *folder, uint64_t step, uint32_t world_size,
+			  uint32_t flags, const char **path, struct pen_error *err);
+
+/* What this rank has written, for the commit: read from the file itself. */
+int pen_checkpoints_describe(struct pen_checkpoints *folder, struct pen_checkpoint_file *file,
+			     struct pen_error *err);
+
+/*
+ * By rank 0, when all ranks have written: `files` are what they described, in their order. Each is
+ * looked at again; what is not as described is an error. Then the manifest is written, durable
+ * before this returns. `user` is a JSON object of the caller's own, or NULL. After an error the
+ * step is still begun: pen_checkpoints_abandon() it, or commit again.
+ */
+int pen_checkpoints_commit(struct pen_checkpoints *folder,
+			   const struct pen_checkpoint_file *files, size_t count, const char *user,
+			   struct pen_error *err);
+
+/* Remove what was written since pen_checkpoints_begin(): of this rank, or, by rank 0, of all. A
+ * step that was to be replaced stays. */
+int pen_checkpoints_abandon(struct pen_checkpoints *folder, struct pen_error *err);
+
+/* By the other ranks, when they have described: what becomes of the step is rank 0's affair from
+ * now on. Nothing is removed, whether it was committed or not: a network's file system may show
+ * them too late that it was. */
+int pen_checkpoints_leave(struct pen_checkpoints *folder, struct pen_error *err);
+
+/* What verifying a step has found. */
+struct pen_checkpoint_checked {
+	size_t size;			/* sizeof(struct pen_checkpoint_checked) */
+	uint64_t files;			/* that are as their rank described them */
+	uint64_t bytes;			/* of these files */
+	uint64_t verified;		/* bytes of storages that are as they were saved ... */
+	uint64_t unverified;		/* ... and those that the files have no sums of */
+};
+
+#define PEN_CHECKPOINT_CHECKED_INIT PEN_SIZED_INIT(pen_checkpoint_checked)
+
+/*
+ * Read all of a step, by jobs with `options` (NULL is allowed): every file is the one that the
+ * manifest means, and as it was saved. What is not is -EILSEQ or -EBADMSG, and the words name the
+ * file, a tensor and the byte. `checked` may be NULL.
+ */
+int pen_checkpoints_verify(struct pen_checkpoints *folder, uint64_t step,
+			   const struct pen_options *options,
+			   struct pen_checkpoint_checked *checked, struct pen_error *err);
+
+/* What was removed, or would be, and what stays though no step needs it. All names begin at the
+ * folder: "step-00000100", "step-00000200/rank-00000.1.pt". */
+struct pen_checkpoint_removal {
+	const uint64_t *steps;		/* that do not exist any more */
+	size_t step_count;
+	const char *const *removed;
+	size_t removed_count;
+	const char *const *left;	/* not ours, or could not be removed */
+	size_t left_count;
+	uint64_t bytes;			/* of the files that were removed */
+};
+
+/* For the two below: remove nothing, tell what would be. */
+#define PEN_CHECKPOINT_DRY_RUN 1u
+
+/*
+ * Remove the steps before the last `keep` (at least 1) that are whole; damaged ones among these do
+ * not count, and go if they are older than all that are kept. Never the last whole step, nor one
+ * that was begun. The manifest goes first, and durably. Files that are not Penstock's stay, and
+ * their folder with them. By rank 0.
+ */
+int pen_checkpoints_gc(struct pen_checkpoints *folder, uint32_t keep, uint32_t flags,
+		       struct pen_checkpoint_removal **removal, struct pen_error *err);
+
+/*
+ * Remove what a crash left: folders of steps that have no manifest, files in a step that its
+ * manifest does not name, temporary files. By rank 0, whose lock says that nobody else writes;
+ * where there are no locks all of it stays, and is told in `left`. Damaged steps are not touched.
+ */
+int pen_checkpoints_sweep(struct pen_checkpoints *folder, uint32_t flags,
+			  struct pen_checkpoint_removal **removal, struct pen_error *err);
+
+/* NULL is allowed. */
+void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
+
 /* ---------------------------------------------------------------------------- coded models -- */
 
 /*
@@ -1046,6 +1315,11 @@ int pen_cache_parse(const char *text, int *cache, struct pen_error *err);
 /* The paths there are, 0, 1, 2 ...: what reports call them and, in `what` (NULL is allowed), what
  * they are. NULL after the last. */
 const char *pen_path_name(unsigned int number, const char **what);
+
+/* Bytes of memory that may still be taken, for the page cache too, before somebody is hurt: the
+ * machine's, or the least that a control group of the process has left. Without swap; UINT64_MAX
+ * where nobody says. */
+uint64_t pen_memory_available(void);
 
 /* Give pooled staging memory back to the system. What was made together with memory that a job
  * uses stays; always safe. */

@@ -72,13 +72,18 @@ PyObject *raise_error(const struct pen_error *err)
 	return NULL;
 }
 
-PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec)
+bool type_add(PyObject *module, PyTypeObject **type, const char *name, size_t size,
+	      PyType_Slot *slots, unsigned int flags)
 {
-	PyObject *type = PyType_FromSpec(spec);
+	PyType_Spec spec = {
+		.name = name,
+		.basicsize = (int)size,
+		.flags = Py_TPFLAGS_DEFAULT | flags,
+		.slots = slots,
+	};
 
-	if (type && PyModule_AddObjectRef(module, name, type))
-		Py_CLEAR(type);
-	return (PyTypeObject *)type;
+	*type = (PyTypeObject *)PyType_FromSpec(&spec);
+	return *type && !PyModule_AddObjectRef(module, strrchr(name, '.') + 1, (PyObject *)*type);
 }
 
 void free_object(PyObject *self)
@@ -490,11 +495,43 @@ bool read_options(struct pen_options *options, int transfer, PyObject *memory_li
 {
 	options->transfer = transfer;
 	options->cache = cache;
-	if (memory_limit && memory_limit != Py_None)
+	if (memory_limit && PyUnicode_Check(memory_limit) &&
+	    !PyUnicode_CompareWithASCIIString(memory_limit, "auto"))
+		options->memory_limit = PEN_MEMORY_AUTO;
+	else if (memory_limit && memory_limit != Py_None)
 		options->memory_limit = PyLong_AsUnsignedLongLong(memory_limit);
 	if (stream && stream != Py_None)
 		options->stream = PyLong_AsVoidPtr(stream);
 	return !PyErr_Occurred();
+}
+
+void *new_table(Py_ssize_t count, size_t size)
+{
+	void *table = PyMem_Calloc((size_t)(count ? count : 1), size);
+
+	return table ? table : PyErr_NoMemory();
+}
+
+struct pen_stream *read_streams(PyObject *list, struct pen_options *options)
+{
+	Py_ssize_t count = list ? PyList_Size(list) : 0;
+	struct pen_stream *streams = count < 0 ? NULL : new_table(count, sizeof(*streams));
+
+	for (Py_ssize_t i = 0; streams && i < count; i++) {
+		unsigned long long stream;
+		struct device *device;
+
+		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!K", device_type, &device,
+				      &stream)) {
+			PyMem_Free(streams);
+			return NULL;
+		}
+		streams[i] = (struct pen_stream){ .device = device->handle,
+						  .stream = (void *)(uintptr_t)stream };
+	}
+	options->streams = streams;
+	options->stream_count = (size_t)count;
+	return streams;
 }
 
 struct job *job_new(struct device *device, PyObject *keeps)
@@ -575,9 +612,14 @@ static PyObject *paths(const struct pen_path *paths, uint32_t count)
 
 PyObject *report_dict(const struct pen_report *report)
 {
+	static const char *const gathering[] = {
+		[PEN_GATHERING_NONE] = "", [PEN_GATHERING_AHEAD] = "ahead",
+		[PEN_GATHERING_STREAMED] = "streamed",
+	};
+
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -590,7 +632,9 @@ PyObject *report_dict(const struct pen_report *report)
 		paths(report->refused, report->refused_count), "warming_bytes",
 		U64(report->warming_bytes), "cache_reason", report->cache_reason,
 		"digested_bytes", U64(report->digested_bytes), "unverified_bytes",
-		U64(report->unverified_bytes));
+		U64(report->unverified_bytes), "gathering", gathering[report->gathering],
+		"gathered_seconds", report->gathered_seconds, "stored_seconds",
+		report->stored_seconds, "made_bytes", U64(report->made_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -1144,26 +1188,40 @@ static PyObject *selection_total(PyObject *self, void *unused)
 	return PyLong_FromUnsignedLongLong(((struct selection *)self)->total);
 }
 
+/* One place: an address in the memory of the load's device, or (address, device). */
+static void place_at(struct pen_placement *placement, PyObject *where)
+{
+	struct device *device;
+	PyObject *address = where;
+
+	if (PyTuple_Check(where)) {
+		if (!PyArg_ParseTuple(where, "OO!", &address, device_type, &device))
+			return;
+		placement->device = device->handle;
+	}
+	placement->memory = PyLong_AsVoidPtr(address);
+}
+
 /* Where each placement goes: `where` is None (the job allocates), one address (all are laid out
- * from there) or a list of addresses. NULL with an exception. */
+ * from there) or a list with a place for each. NULL with an exception. */
 static struct pen_placement *place(struct selection *selection, PyObject *where)
 {
-	struct pen_placement *placed = PyMem_Calloc(selection->count + 1, sizeof(placed[0]));
+	struct pen_placement *placed = new_table((Py_ssize_t)selection->count, sizeof(placed[0]));
 	bool each = where != Py_None && PyList_Check(where);
 	uintptr_t base = 0;
 
-	if (!placed) {
-		PyErr_NoMemory();
+	if (!placed)
 		return NULL;
-	}
 	if (each && PyList_Size(where) != (Py_ssize_t)selection->count)
 		PyErr_SetString(PyExc_ValueError, "there must be one address for each tensor");
 	else if (where != Py_None && !each)
 		base = (uintptr_t)PyLong_AsVoidPtr(where);
 	for (size_t i = 0; i < selection->count && !PyErr_Occurred(); i++) {
 		placed[i] = selection->placements[i];
-		placed[i].memory = each ? PyLong_AsVoidPtr(PyList_GetItem(where, (Py_ssize_t)i))
-					: (void *)(base + (uintptr_t)placed[i].memory);
+		if (each)
+			place_at(&placed[i], PyList_GetItem(where, (Py_ssize_t)i));
+		else
+			placed[i].memory = (void *)(base + (uintptr_t)placed[i].memory);
 	}
 	if (!PyErr_Occurred())
 		return placed;
@@ -1174,29 +1232,30 @@ static struct pen_placement *place(struct selection *selection, PyObject *where)
 static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "device", "where", "keeps", "groups", "transfer", "memory_limit",
-				 "stream", "cache", NULL };
+				 "streams", "cache", NULL };
 	struct selection *selection = (struct selection *)self;
-	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *stream = NULL, *all;
+	PyObject *where = Py_None, *keeps = Py_None, *memory_limit = NULL, *streams = NULL, *all;
 	struct pen_options options = PEN_OPTIONS_INIT;
 	int groups = 0, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_placement *placed;
 	struct pen_job *handle = NULL;
+	struct pen_stream *after;
 	struct device *device;
 	struct pen_error err;
 	struct job *job;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOOi", names, device_type, &device,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOpiOO!i", names, device_type, &device,
 					 &where, &keeps, &groups, &transfer, &memory_limit,
-					 &stream, &cache) ||
-	    !read_options(&options, transfer, memory_limit, stream, cache))
+					 &PyList_Type, &streams, &cache) ||
+	    !read_options(&options, transfer, memory_limit, NULL, cache))
 		return NULL;
 	placed = place(selection, where);
-	if (!placed)
-		return NULL;
-	all = PyTuple_Pack(2, self, keeps);
+	after = placed ? read_streams(streams, &options) : NULL;
+	all = after ? PyTuple_Pack(3, self, keeps, where) : NULL;
 	job = all ? job_new(device, all) : NULL;
 	Py_XDECREF(all);
 	if (!job) {
+		PyMem_Free(after);
 		PyMem_Free(placed);
 		return NULL;
 	}
@@ -1211,6 +1270,7 @@ static PyObject *selection_load(PyObject *self, PyObject *args, PyObject *kwargs
 			    &options, &handle, &err);
 	Py_END_ALLOW_THREADS
 	job->handle = handle;
+	PyMem_Free(after);
 	PyMem_Free(placed);
 	if (rc) {
 		Py_DECREF((PyObject *)job);
@@ -1223,7 +1283,8 @@ static PyMethodDef selection_methods[] = {
 	{ "offsets", selection_offsets, METH_NOARGS, "[(offset, nbytes)] of the common layout." },
 	{ "load", (PyCFunction)(void (*)(void))selection_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, where=None, keeps=None, groups=False, transfer=0, memory_limit=None, "
-	  "stream=None, cache=0) -> Job; where: None, an address or a list of addresses." },
+	  "streams=[], cache=0) -> Job; where: None, an address, or a list of addresses and "
+	  "(address, device); a stream is (device, handle)." },
 	{ NULL },
 };
 
@@ -1325,15 +1386,23 @@ static PyMethodDef functions[] = {
 	{ "start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
 	  "start(direction, device, extents, keeps, transfer=0, memory_limit=None, stream=None, "
 	  "cache=0) -> Job; an extent is (object, offset, address, length)." },
+	{ "torch_pack", (PyCFunction)(void (*)(void))torch_pack, METH_VARARGS | METH_KEYWORDS,
+	  "torch_pack(path, device, items, keeps, transfer=0, memory_limit=None, streams=[], "
+	  "gather=False) -> (Saving, [(offset, size)]); an item: bytes, or (data.pkl, address, "
+	  "length, device)." },
 	{ "torch_save", (PyCFunction)(void (*)(void))torch_save, METH_VARARGS | METH_KEYWORDS,
 	  "torch_save(path, device, parts, storages, keeps, transfer=0, memory_limit=None, "
-	  "streams=[]) -> Saving; a part is (name, bytes), a storage (address, length, device), a "
-	  "stream (device, handle)." },
+	  "streams=[], inject=None) -> Saving; a part is (name, bytes), a storage (address, "
+	  "length, device), a stream (device, handle)." },
 	{ "transfer_type", transfer_type, METH_O, "What the engine calls a transfer type." },
 	{ "trim", trim, METH_NOARGS, "Give pooled staging memory back to the system." },
+	{ "memory_available", available, METH_NOARGS,
+	  "Bytes that may still be taken, limits of control groups counted." },
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
 	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
 	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },
+	{ "checkpoints_open", checkpoints_open, METH_VARARGS,
+	  "checkpoints_open(path, write, rank) -> Checkpoints" },
 	{ "warming_stop", warming_stop, METH_NOARGS, "Give up what is left." },
 	{ NULL },
 };
@@ -1364,43 +1433,20 @@ static int add_dtypes(PyObject *module)
 	return rc;
 }
 
-static int add_types(PyObject *module)
+static bool add_types(PyObject *module)
 {
-	static const struct {
-		PyTypeObject **type;
-		const char *name, *full_name;
-		size_t size;
-		PyType_Slot *slots;
-		bool made_by_users;
-	} types[] = {
-		{ &device_type, "Device", "penstock._penstock.Device", sizeof(struct device),
-		  device_slots, true },
-		{ &memory_type, "Memory", "penstock._penstock.Memory", sizeof(struct memory),
-		  memory_slots, true },
-		{ &object_type, "Object", "penstock._penstock.Object", sizeof(struct object),
-		  object_slots, true },
-		{ &model_type, "Model", "penstock._penstock.Model", sizeof(struct model),
-		  model_slots, true },
-		{ &selection_type, "Selection", "penstock._penstock.Selection",
-		  sizeof(struct selection), selection_slots, false },
-		{ &job_type, "Job", "penstock._penstock.Job", sizeof(struct job), job_slots,
-		  false },
-	};
-
-	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-		PyType_Spec spec = {
-			.name = types[i].full_name,
-			.basicsize = (int)types[i].size,
-			.flags = Py_TPFLAGS_DEFAULT |
-				 (types[i].made_by_users ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION),
-			.slots = types[i].slots,
-		};
-
-		*types[i].type = type_add(module, types[i].name, &spec);
-		if (!*types[i].type)
-			return -1;
-	}
-	return 0;
+	return type_add(module, &device_type, MODULE "Device", sizeof(struct device),
+			device_slots, 0) &&
+	       type_add(module, &memory_type, MODULE "Memory", sizeof(struct memory),
+			memory_slots, 0) &&
+	       type_add(module, &object_type, MODULE "Object", sizeof(struct object),
+			object_slots, 0) &&
+	       type_add(module, &model_type, MODULE "Model", sizeof(struct model), model_slots,
+			0) &&
+	       type_add(module, &selection_type, MODULE "Selection", sizeof(struct selection),
+			selection_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION) &&
+	       type_add(module, &job_type, MODULE "Job", sizeof(struct job), job_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 PyMODINIT_FUNC PyInit__penstock(void);
@@ -1409,8 +1455,10 @@ PyMODINIT_FUNC PyInit__penstock(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (add_types(module) || arrays_init(module) || saving_init(module) ||
-		       torch_file_init(module) || add_dtypes(module) ||
+	if (module && (!add_types(module) || !arrays_init(module) || !saving_init(module) ||
+		       !torch_file_init(module) || !torch_pack_init(module) ||
+		       !checkpoints_init(module) ||
+		       add_dtypes(module) ||
 		       PyModule_AddStringConstant(module, "version", pen_version())))
 		Py_CLEAR(module);
 	return module;

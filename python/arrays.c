@@ -511,13 +511,6 @@ static PyType_Slot array_slots[] = {
 	{ 0, NULL },
 };
 
-static PyType_Spec array_spec = {
-	.name = "penstock.Array",
-	.basicsize = sizeof(struct array),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-	.slots = array_slots,
-};
-
 /* ----------------------------------------------------------------------------------- View -- */
 
 static void view_dealloc(PyObject *self)
@@ -693,13 +686,6 @@ static PyType_Slot view_slots[] = {
 	{ 0, NULL },
 };
 
-static PyType_Spec view_spec = {
-	.name = "penstock._penstock.View",
-	.basicsize = sizeof(struct view),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-	.slots = view_slots,
-};
-
 static PyMethodDef functions[] = {
 	{ "view_of_buffer", view_of_buffer, METH_VARARGS,
 	  "view_of_buffer(object, writable) -> (view, address, nbytes, device, read_only)" },
@@ -708,9 +694,11 @@ static PyMethodDef functions[] = {
 	{ NULL },
 };
 
-int arrays_init(PyObject *module)
+bool arrays_init(PyObject *module)
 {
-	array_type = type_add(module, "Array", &array_spec);
-	view_type = type_add(module, "View", &view_spec);
-	return array_type && view_type ? PyModule_AddFunctions(module, functions) : -1;
+	return type_add(module, &array_type, "penstock.Array", sizeof(struct array), array_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION) &&
+	       type_add(module, &view_type, MODULE "View", sizeof(struct view), view_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION) &&
+	       !PyModule_AddFunctions(module, functions);
 }

@@ -80,6 +80,14 @@ PyObject *report_dict(const struct pen_report *report);
 bool read_options(struct pen_options *options, int transfer, PyObject *memory_limit,
 		  PyObject *stream, int cache);
 
+/* A table of `count` structs of `size` bytes, at least one, for PyMem_Free(); NULL with an
+ * exception. */
+void *new_table(Py_ssize_t count, size_t size);
+
+/* The streams that a job starts after, from [(device, handle)] or NULL for none, into the options;
+ * for PyMem_Free() when the job has started. NULL with an exception. */
+struct pen_stream *read_streams(PyObject *list, struct pen_options *options);
+
 /* A job that is about to start, and keeps what must live until its end: set `handle` then, or let
  * go of it. */
 struct job *job_new(struct device *device, PyObject *keeps);
@@ -87,8 +95,11 @@ struct job *job_new(struct device *device, PyObject *keeps);
 /* A new array: `shape` numbers of kind `dtype` from `offset` on. Checks that they fit. */
 PyObject *array_new(struct memory *memory, uint64_t offset, int dtype, PyObject *shape);
 
-/* A type from its spec, kept for good; NULL with an exception. */
-PyTypeObject *type_add(PyObject *module, const char *name, PyType_Spec *spec);
+/* A type of the module, kept for good; false with an exception. `name` has the module before it,
+ * MODULE where users do not see it. */
+#define MODULE "penstock._penstock."
+bool type_add(PyObject *module, PyTypeObject **type, const char *name, size_t size,
+	      PyType_Slot *slots, unsigned int flags);
 
 /* One more holder of a block, and one less: neither needs the GIL. The last may have to wait for
  * a GPU. */
@@ -116,32 +127,51 @@ PyObject *cache_policy(PyObject *module, PyObject *word);
 PyObject *warming(PyObject *module, PyObject *unused);
 PyObject *warming_wait(PyObject *module, PyObject *argument);
 PyObject *warming_stop(PyObject *module, PyObject *unused);
+PyObject *available(PyObject *module, PyObject *unused);
+
 /*
  * saving.c: a kind of save, by what is done with its handle. `wait` commits and releases, but for a
- * forked child; only it and `wait_for` may take long, and both are called without the GIL.
+ * forked child; only what waits may take long, and is called without the GIL.
  */
 struct saving_kind {
 	void (*poll)(void *handle, struct pen_progress *progress);
 	void (*cancel)(void *handle);
 	int (*wait_for)(void *handle, double seconds);
 	int (*wait)(void *handle, struct pen_report *report, struct pen_error *err);
+	int (*gathered)(void *handle, double seconds);	/* NULL: when all is written */
 };
 
-/* A Saving that owns the handle; where there is none, the save is stopped. */
-PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps);
+/* A Saving that owns the handle; where there is none, the save is stopped. It keeps the owners of
+ * the memory until that is gathered, and what the handle itself needs until the end. */
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps,
+		     PyObject *needs);
 void saving_stop_all(void);
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *layout_safetensors(PyObject *module, PyObject *args);
-int saving_init(PyObject *module);
+bool saving_init(PyObject *module);
 
 bool device_is_host(const struct pen_device *device);
 int device_index(const struct pen_device *device);
 
 /* torch_file.c: adds TorchFile to the module, and a function of it. */
-int torch_file_init(PyObject *module);
+bool torch_file_init(PyObject *module);
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs);
+extern const struct saving_kind torch_saving;
+/* Start to read, and have the job's end compare what the files know; with none, nothing. Without
+ * the GIL: the job is nobody else's yet. */
+int torch_start_load(struct pen_torch *const *files, size_t file_count, struct device *device,
+		     const struct pen_extent *extents, size_t count,
+		     struct pen_options *options, struct job *job, struct pen_error *err);
+
+/* torch_pack.c: adds TorchItems to the module, and a function of it. */
+bool torch_pack_init(PyObject *module);
+PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* checkpoints.c: adds Checkpoints to the module, and a function of it. */
+bool checkpoints_init(PyObject *module);
+PyObject *checkpoints_open(PyObject *module, PyObject *args);
 
 /* Adds Array, View and the functions of arrays.c to the module. */
-int arrays_init(PyObject *module);
+bool arrays_init(PyObject *module);
 
 #endif

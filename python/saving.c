@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Saves under way as Python objects. A Saving can be waited for, watched and cancelled, whatever is
- * saved: each kind brings a table of four functions and a handle. The rules are those of jobs
+ * saved: each kind brings a table of functions and a handle. The rules are those of jobs
  * (_penstock.c): waiting happens without the GIL and notices Ctrl-C, one thread waits at a time,
  * and what nobody waits for when the interpreter ends is stopped.
  */
+#include <errno.h>
 #include "binding.h"
 
 struct saving {
 	PyObject_HEAD
 	const struct saving_kind *kind;
 	void *handle;		/* NULL: waited for */
-	PyObject *keeps;	/* whatever must live until the end */
+	PyObject *keeps;	/* whatever owns the memory; NULL: that may go */
+	PyObject *needs;	/* whatever else must live until the end */
 	bool waiting;		/* a thread uses the handle without the GIL */
 	struct saving *next;	/* in the list of those under way, guarded by the GIL */
 };
@@ -29,7 +31,8 @@ static void forget(struct saving *saving)
 		*link = saving->next;
 }
 
-PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps)
+PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *keeps,
+		     PyObject *needs)
 {
 	struct saving *saving = new_object(saving_type, sizeof(*saving));
 
@@ -43,6 +46,7 @@ PyObject *saving_new(const struct saving_kind *kind, void *handle, PyObject *kee
 	saving->kind = kind;
 	saving->handle = handle;
 	saving->keeps = Py_NewRef(keeps);
+	saving->needs = Py_NewRef(needs);
 	saving->next = under_way;
 	under_way = saving;
 	return (PyObject *)saving;
@@ -77,6 +81,7 @@ static void saving_dealloc(PyObject *self)
 	if (saving->handle)
 		stop(saving);
 	Py_XDECREF(saving->keeps);
+	Py_XDECREF(saving->needs);
 	free_object(self);
 }
 
@@ -91,42 +96,71 @@ static bool begin_waiting(struct saving *saving)
 	return !PyErr_Occurred();
 }
 
-/* A slice of waiting: 1 when all is written, 0 not yet, -1 with an exception, and stopped. */
-static int wait_a_little(struct saving *saving, double seconds)
+/* A slice of waiting, by one of the kind's functions: 1 when that is over, well or badly, 0 not
+ * yet, -1 with an exception, and stopped. */
+static int wait_a_little(struct saving *saving, int (*wait_for)(void *, double), double seconds)
 {
 	PyObject *type, *value, *trace;
 	int rc;
 
 	Py_BEGIN_ALLOW_THREADS
-	rc = saving->kind->wait_for(saving->handle,
-				    seconds < SIGNALS_EVERY ? seconds : SIGNALS_EVERY);
+	rc = wait_for(saving->handle, seconds < SIGNALS_EVERY ? seconds : SIGNALS_EVERY);
 	Py_END_ALLOW_THREADS
 	if (!PyErr_CheckSignals())
-		return !rc;
+		return rc != -ETIMEDOUT;
 	PyErr_Fetch(&type, &value, &trace);
 	stop(saving);
 	PyErr_Restore(type, value, trace);
 	return -1;
 }
 
-static PyObject *saving_wait(PyObject *self, PyObject *unused)
+/* The end of a save whose bytes have moved, or never will: its report, or its error. */
+static PyObject *end(struct saving *saving)
 {
 	struct pen_report report = PEN_REPORT_INIT;
-	struct saving *saving = (struct saving *)self;
 	struct pen_error err;
+	int rc = finish(saving, &report, &err);
+
+	Py_CLEAR(saving->keeps);
+	Py_CLEAR(saving->needs);
+	return rc ? raise_error(&err) : report_dict(&report);
+}
+
+static PyObject *saving_wait(PyObject *self, PyObject *unused)
+{
+	struct saving *saving = (struct saving *)self;
 	int rc;
 
 	(void)unused;
 	if (!begin_waiting(saving))
 		return NULL;
 	do
-		rc = wait_a_little(saving, SIGNALS_EVERY);
+		rc = wait_a_little(saving, saving->kind->wait_for, SIGNALS_EVERY);
+	while (!rc);
+	return rc < 0 ? NULL : end(saving);
+}
+
+static PyObject *saving_wait_gathered(PyObject *self, PyObject *unused)
+{
+	struct saving *saving = (struct saving *)self;
+	int (*gathered)(void *, double) = saving->kind->gathered ? saving->kind->gathered
+								 : saving->kind->wait_for;
+	int rc;
+
+	(void)unused;
+	if (!begin_waiting(saving))
+		return NULL;
+	do
+		rc = wait_a_little(saving, gathered, SIGNALS_EVERY);
 	while (!rc);
 	if (rc < 0)
 		return NULL;
-	rc = finish(saving, &report, &err);
+	if (gathered(saving->handle, 0))
+		return end(saving);
+	saving->waiting = false;
+	/* Nobody reads that memory any more. */
 	Py_CLEAR(saving->keeps);
-	return rc ? raise_error(&err) : report_dict(&report);
+	Py_RETURN_NONE;
 }
 
 static PyObject *saving_wait_for(PyObject *self, PyObject *argument)
@@ -137,7 +171,7 @@ static PyObject *saving_wait_for(PyObject *self, PyObject *argument)
 
 	if (PyErr_Occurred() || !begin_waiting(saving))
 		return NULL;
-	rc = wait_a_little(saving, seconds);
+	rc = wait_a_little(saving, saving->kind->wait_for, seconds);
 	if (rc < 0)
 		return NULL;
 	saving->waiting = false;
@@ -172,6 +206,8 @@ static PyObject *saving_cancel(PyObject *self, PyObject *unused)
 static PyMethodDef saving_methods[] = {
 	{ "wait", saving_wait, METH_NOARGS,
 	  "Wait until all is durable and in place; the report as a dict." },
+	{ "wait_gathered", saving_wait_gathered, METH_NOARGS,
+	  "Wait until the memory may change again; then it is let go of." },
 	{ "wait_for", saving_wait_for, METH_O,
 	  "Wait until all is written, at most so long; is it?" },
 	{ "progress", saving_progress, METH_NOARGS, "(bytes, total, seconds) so far." },
@@ -186,17 +222,10 @@ static PyType_Slot saving_slots[] = {
 	{ 0, NULL },
 };
 
-int saving_init(PyObject *module)
+bool saving_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.Saving",
-		.basicsize = sizeof(struct saving),
-		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-		.slots = saving_slots,
-	};
-
-	saving_type = type_add(module, "Saving", &spec);
-	return saving_type ? 0 : -1;
+	return type_add(module, &saving_type, MODULE "Saving", sizeof(struct saving), saving_slots,
+			Py_TPFLAGS_DISALLOW_INSTANTIATION);
 }
 
 void saving_stop_all(void)
@@ -251,7 +280,6 @@ struct request {
 	uint64_t *numbers;		/* of all shapes */
 	size_t tensor_count;
 	struct pen_metadata *metadata;
-	struct pen_stream *streams;
 	struct pen_options transfer;
 	struct pen_save_options options;
 };
@@ -261,7 +289,6 @@ static void request_free(struct request *request)
 	PyMem_Free(request->tensors);
 	PyMem_Free(request->numbers);
 	PyMem_Free(request->metadata);
-	PyMem_Free(request->streams);
 }
 
 static bool read_text(PyObject *object, const char **text, size_t *length)
@@ -340,31 +367,6 @@ static bool read_metadata(struct request *request, PyObject *list)
 	return true;
 }
 
-/* [(device, stream)] */
-static bool read_streams(struct request *request, PyObject *list)
-{
-	Py_ssize_t count = PyList_Size(list);
-
-	request->streams = PyMem_Calloc((size_t)count + 1, sizeof(request->streams[0]));
-	if (!request->streams)
-		return PyErr_NoMemory();
-	for (Py_ssize_t i = 0; i < count; i++) {
-		struct device *device;
-		PyObject *stream;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!O", device_type, &device,
-				      &stream))
-			return false;
-		request->streams[i].device = device->handle;
-		request->streams[i].stream = PyLong_AsVoidPtr(stream);
-		if (PyErr_Occurred())
-			return false;
-	}
-	request->transfer.streams = request->streams;
-	request->transfer.stream_count = (size_t)count;
-	return true;
-}
-
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "tensors", "metadata", "align", "shard_size", "streams",
@@ -375,6 +377,7 @@ PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 	};
 	PyObject *path, *tensors, *metadata, *streams, *keeps, *made = NULL;
 	unsigned long long align, shard_size, memory_limit;
+	struct pen_stream *after = NULL;
 	struct pen_save *save;
 	struct pen_error err;
 	int rc;
@@ -390,14 +393,16 @@ PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 	request.options.align = align;
 	request.options.shard_size = shard_size;
 	request.options.transfer = &request.transfer;
-	if (read_tensors(&request, tensors) && read_metadata(&request, metadata) &&
-	    read_streams(&request, streams)) {
+	if (read_tensors(&request, tensors) && read_metadata(&request, metadata))
+		after = read_streams(streams, &request.transfer);
+	if (after) {
 		Py_BEGIN_ALLOW_THREADS
 		rc = pen_save_start(PyBytes_AsString(path), request.tensors, request.tensor_count,
 				    &request.options, &save, &err);
 		Py_END_ALLOW_THREADS
-		made = rc ? raise_error(&err) : saving_new(&safetensors, save, keeps);
+		made = rc ? raise_error(&err) : saving_new(&safetensors, save, keeps, tensors);
 	}
+	PyMem_Free(after);
 	request_free(&request);
 	Py_DECREF(path);
 	return made;

@@ -16,39 +16,6 @@ struct torch_file {
 
 static PyTypeObject *torch_file_type;
 
-/* ---------------------------------------------------------------------------------- shared -- */
-
-/* A table of `count` structs of `size` bytes, at least one; NULL with an exception. */
-static void *new_table(Py_ssize_t count, size_t size)
-{
-	void *table = PyMem_Calloc((size_t)(count ? count : 1), size);
-
-	return table ? table : PyErr_NoMemory();
-}
-
-/* The streams that a job starts after, from [(device, handle)]; NULL with an exception. */
-static struct pen_stream *read_streams(PyObject *list, struct pen_options *options)
-{
-	Py_ssize_t count = list ? PyList_Size(list) : 0;
-	struct pen_stream *streams = count < 0 ? NULL : new_table(count, sizeof(*streams));
-
-	for (Py_ssize_t i = 0; streams && i < count; i++) {
-		unsigned long long stream;
-		struct device *device;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "O!K", device_type, &device,
-				      &stream)) {
-			PyMem_Free(streams);
-			return NULL;
-		}
-		streams[i] = (struct pen_stream){ .device = device->handle,
-						  .stream = (void *)(uintptr_t)stream };
-	}
-	options->streams = streams;
-	options->stream_count = (size_t)count;
-	return streams;
-}
-
 /* ----------------------------------------------------------------------------------- loads -- */
 
 struct load_ending {
@@ -74,7 +41,7 @@ static int load_end(struct ending *self, struct pen_job *job, struct pen_report 
 }
 
 /* A check for what a job is going to read, in its options; NULL with the error. */
-static struct load_ending *load_ending_new(struct pen_torch *file,
+static struct load_ending *load_ending_new(struct pen_torch *const *files, size_t count,
 					   struct pen_options *options, struct pen_error *err)
 {
 	struct load_ending *load = calloc(1, sizeof(*load));
@@ -85,7 +52,7 @@ static struct load_ending *load_ending_new(struct pen_torch *file,
 		return NULL;
 	}
 	load->ending.end = load_end;
-	if (pen_torch_check_new(file, options, &load->check, err)) {
+	if (pen_torch_check_items(files, count, options, &load->check, err)) {
 		free(load);
 		return NULL;
 	}
@@ -130,27 +97,28 @@ failed:
 	return NULL;
 }
 
-/* Start to read, verified or not. */
-static int start_load(struct torch_file *file, struct device *device,
-		      const struct pen_extent *extents, size_t count, bool verify,
-		      struct pen_options *options, struct pen_job **handle,
-		      struct ending **ending, struct pen_error *err)
+int torch_start_load(struct pen_torch *const *files, size_t file_count, struct device *device,
+		     const struct pen_extent *extents, size_t count,
+		     struct pen_options *options, struct job *job, struct pen_error *err)
 {
 	struct load_ending *load = NULL;
+	struct pen_job *handle;
 	int rc;
 
-	if (verify) {
-		load = load_ending_new(file->handle, options, err);
+	if (file_count) {
+		load = load_ending_new(files, file_count, options, err);
 		if (!load)
 			return err->code;
 	}
-	rc = pen_job_start(PEN_READ, device->handle, extents, count, options, handle, err);
+	rc = pen_job_start(PEN_READ, device->handle, extents, count, options, &handle, err);
 	if (rc && load) {
 		pen_torch_check_end(load->check, NULL, NULL);
 		free(load);
-		load = NULL;
 	}
-	*ending = load ? &load->ending : NULL;
+	if (!rc) {
+		job->handle = handle;
+		job->ending = load ? &load->ending : NULL;
+	}
 	return rc;
 }
 
@@ -164,8 +132,6 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 	int verify = true, transfer = PEN_AUTO, cache = PEN_CACHE_AUTO, rc;
 	struct pen_extent *extents = NULL;
 	struct pen_stream *after = NULL;
-	struct pen_job *handle = NULL;
-	struct ending *ending = NULL;
 	struct job *job = NULL;
 	struct device *device;
 	struct pen_error err;
@@ -183,11 +149,9 @@ static PyObject *torch_file_load(PyObject *self, PyObject *args, PyObject *kwarg
 	Py_XDECREF(all);
 	if (job) {
 		Py_BEGIN_ALLOW_THREADS
-		rc = start_load(file, device, extents, (size_t)options.groups, verify, &options,
-				&handle, &ending, &err);
+		rc = torch_start_load(&file->handle, verify ? 1 : 0, device, extents,
+				      (size_t)options.groups, &options, job, &err);
 		Py_END_ALLOW_THREADS
-		job->handle = rc ? NULL : handle;
-		job->ending = ending;
 		if (rc) {
 			raise_error(&err);
 			Py_CLEAR(job);
@@ -220,11 +184,17 @@ static int save_wait(void *handle, struct pen_report *report, struct pen_error *
 	return pen_torch_save_wait(handle, report, err);
 }
 
-static const struct saving_kind torch_saving = {
+static int save_gathered(void *handle, double seconds)
+{
+	return pen_torch_save_gathered(handle, seconds);
+}
+
+const struct saving_kind torch_saving = {
 	.poll = save_poll,
 	.cancel = save_cancel,
 	.wait_for = save_wait_for,
 	.wait = save_wait,
+	.gathered = save_gathered,
 };
 
 /* Records from [(name, bytes)]: the list keeps what they point to. NULL with an exception. */
@@ -271,38 +241,43 @@ static struct pen_torch_storage *read_storages(PyObject *list, size_t *count)
 PyObject *torch_save(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "device", "parts", "storages", "keeps", "transfer",
-				 "memory_limit", "streams", NULL };
+				 "memory_limit", "streams", "gather", "inject", NULL };
 	PyObject *path, *parts, *storages, *keeps, *memory_limit = NULL, *streams = NULL;
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_torch_storage *to_write = NULL;
 	struct pen_torch_part *records = NULL;
 	struct pen_stream *after = NULL;
-	PyObject *saving = NULL;
+	PyObject *saving = NULL, *needs;
 	struct pen_torch_save *save;
-	int transfer = PEN_AUTO, rc;
+	int transfer = PEN_AUTO, gather = 0, rc;
 	struct device *device;
 	struct pen_error err;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!O!O!O|iOO!pz", names,
 					 PyUnicode_FSConverter, &path, device_type, &device,
 					 &PyList_Type, &parts, &PyList_Type, &storages, &keeps,
-					 &transfer, &memory_limit, &PyList_Type, &streams))
+					 &transfer, &memory_limit, &PyList_Type, &streams,
+					 &gather, &options.inject))
 		return NULL;
 	if (read_options(&options, transfer, memory_limit, NULL, PEN_CACHE_AUTO))
 		records = read_parts(parts, &content.part_count);
 	to_write = records ? read_storages(storages, &content.storage_count) : NULL;
 	after = to_write ? read_streams(streams, &options) : NULL;
-	if (after) {
+	needs = PyTuple_Pack(2, (PyObject *)device, storages);
+	if (after && needs) {
 		content.parts = records;
 		content.storages = to_write;
+		/* All storages are one group. */
+		options.groups = gather ? 1 : 0;
 		Py_BEGIN_ALLOW_THREADS
 		rc = pen_torch_save_start(PyBytes_AsString(path), device->handle, &content,
 					  &options, &save, &err);
 		Py_END_ALLOW_THREADS
-		saving = rc ? raise_error(&err) : saving_new(&torch_saving, save, keeps);
+		saving = rc ? raise_error(&err) : saving_new(&torch_saving, save, keeps, needs);
 	}
+	Py_XDECREF(needs);
 	PyMem_Free(after);
 	PyMem_Free(to_write);
 	PyMem_Free(records);
@@ -430,12 +405,30 @@ static PyObject *torch_file_locations(PyObject *self, PyObject *unused)
 	return dict;
 }
 
+static PyObject *torch_file_verify(PyObject *self, PyObject *unused)
+{
+	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
+	struct pen_error err;
+	int rc;
+
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	rc = pen_torch_verify(((struct torch_file *)self)->handle, NULL, &checked, &err);
+	Py_END_ALLOW_THREADS
+	if (rc)
+		return raise_error(&err);
+	return Py_BuildValue("(KK)", (unsigned long long)checked.verified,
+			     (unsigned long long)checked.unverified);
+}
+
 static PyMethodDef torch_file_methods[] = {
 	{ "records", torch_file_records, METH_NOARGS,
 	  "{name: (index, bytes)} in the order of offsets." },
 	{ "read", torch_file_read, METH_O, "read(index) -> bytes of a small record, verified." },
 	{ "locations", torch_file_locations, METH_NOARGS,
 	  "{index: device} of records that are storages of tensors, when they were saved." },
+	{ "verify", torch_file_verify, METH_NOARGS,
+	  "Read all of it, and compare: (bytes verified, bytes without sums)." },
 	{ "load", (PyCFunction)(void (*)(void))torch_file_load, METH_VARARGS | METH_KEYWORDS,
 	  "load(device, wanted, keeps, verify=True, transfer=0, memory_limit=None, streams=[], "
 	  "cache=0) -> Job; wanted: [(record, address, device)], each a group; a stream is "
@@ -451,15 +444,8 @@ static PyType_Slot torch_file_slots[] = {
 	{ 0, NULL },
 };
 
-int torch_file_init(PyObject *module)
+bool torch_file_init(PyObject *module)
 {
-	PyType_Spec spec = {
-		.name = "penstock._penstock.TorchFile",
-		.basicsize = sizeof(struct torch_file),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = torch_file_slots,
-	};
-
-	torch_file_type = type_add(module, "TorchFile", &spec);
-	return torch_file_type ? 0 : -1;
+	return type_add(module, &torch_file_type, MODULE "TorchFile", sizeof(struct torch_file),
+			torch_file_slots, 0);
 }

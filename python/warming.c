@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The page cache as Python sees it: what people's words for a policy mean, and what the engine's
- * background thread is at. That thread never enters Python.
+ * The page cache as Python sees it: what people's words for a policy mean, what the engine's
+ * background thread is at, and how much room there is. That thread never enters Python.
  */
 #include "binding.h"
 
@@ -51,4 +51,11 @@ PyObject *warming_stop(PyObject *module, PyObject *unused)
 	(void)unused;
 	pen_warming_stop();
 	Py_RETURN_NONE;
+}
+
+PyObject *available(PyObject *module, PyObject *unused)
+{
+	(void)module;
+	(void)unused;
+	return PyLong_FromUnsignedLongLong(pen_memory_available());
 }

@@ -3,6 +3,7 @@
 #include "mem/pool.h"
 #include "penstock.h"
 #include "sys/cufile.h"
+#include "sys/memory.h"
 
 const char *pen_version(void)
 {
@@ -12,6 +13,11 @@ const char *pen_version(void)
 int pen_version_number(void)
 {
 	return PEN_VERSION_NUMBER;
+}
+
+uint64_t pen_memory_available(void)
+{
+	return memory_available("");
 }
 
 void pen_trim(void)

@@ -26,7 +26,8 @@ BUILDS = {"plain": ROOT / "build", "asan": ROOT / "build-asan", "tsan": ROOT / "
 if "PENSTOCK_TEST_BUILDS" in os.environ:
     BUILDS = {label: BUILDS[label] for label in os.environ["PENSTOCK_TEST_BUILDS"].split(",")}
 # Under the thread sanitizer only what has threads; the rest would only cost time.
-TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "groups", "eventfd", "streams", "tuner", "pool")
+TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "gather", "groups", "eventfd", "streams",
+                 "tuner", "pool")
 
 # The sanitizer of clang 14 looks for leaks on ARM by walking all of 48 bits of addresses: three
 # seconds for each process. There, only the programs that come through most of the engine are asked.

@@ -26,16 +26,18 @@ from ._warming import Warming, warming
 
 __version__: str = _penstock.version
 
-__all__ = ["Array", "Error", "File", "Patch", "Path", "Prefetch", "Report", "TensorInfo", "Warming",
-           "from_pretrained", "fromfile", "last_report", "load", "load_file", "load_model", "patch",
-           "prefetch", "safe_open", "save", "save_file", "save_model", "stream", "tofile", "trim",
-           "unpatch", "warming"]
+__all__ = ["Array", "CheckpointReport", "Checkpointer", "Error", "File", "Patch", "Path",
+           "Prefetch", "RandomState", "Report", "TensorInfo", "Warming", "from_pretrained",
+           "fromfile", "last_report", "load", "load_file", "load_model", "patch", "prefetch",
+           "safe_open", "save", "save_file", "save_model", "stream", "tofile", "trim", "unpatch",
+           "warming"]
 
 # What is seldom the first thing that a program wants is found when it is asked for.
 _later = {"File": "_file", "fromfile": "_file", "tofile": "_file", "save_file": "_save",
           "save_model": "_modules", "save": "_torch_save", "load": "_torch_load",
           "from_pretrained": "_transformers", "Patch": "_patch", "patch": "_patch",
-          "unpatch": "_patch"}
+          "unpatch": "_patch", "Checkpointer": "_checkpointer",
+          "CheckpointReport": "_checkpointer", "RandomState": "_random"}
 
 # Bytes must not move any more when the interpreter takes its memory down.
 _atexit.register(_penstock.stop_all)
@@ -47,9 +49,11 @@ def trim() -> None:
 
 
 if _typing.TYPE_CHECKING:   # they know no names that are found by a function
+    from ._checkpointer import Checkpointer, CheckpointReport
     from ._file import File, fromfile, tofile
     from ._modules import save_model
     from ._patch import Patch, patch, unpatch
+    from ._random import RandomState
     from ._save import save_file
     from ._torch_load import load
     from ._torch_save import save

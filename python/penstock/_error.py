@@ -32,7 +32,8 @@ class Error(OSError):
     Where Python has a class of its own for the cause (FileNotFoundError, PermissionError,
     ValueError for an argument that makes no sense, KeyError for a tensor that is not there), the
     error is one of that class too. Where safetensors would raise its SafetensorError, the error is
-    one of these: that of penstock.safetensors, and that of safetensors if it is imported.
+    one of these: that of penstock.safetensors, and that of safetensors if it is imported. Where
+    torch.save or torch.load would raise a RuntimeError, it is one.
     """
 
     code: int
@@ -128,15 +129,19 @@ def _with_safetensors(kinds: tuple[type, ...]) -> tuple[type, ...]:
     return kinds
 
 
-def from_engine(code: int, domain: str, raw: int, operation: str, object: str, offset: int,
-                message: str, hint: str, also: tuple[type, ...] = (), words: str = "") -> Error:
-    """The exception for an error of the engine; called by the extension module."""
+def _class_of(code: int, domain: str, also: tuple[type, ...]) -> type[Error]:
     kind = _classes.get(-code, Error) if domain == "errno" else Error
-    if domain == "format" or kind is _NoTensor:
-        also = tuple(dict.fromkeys((*also, SafetensorError)))
-    if also:
-        kind = _combined(kind, *_with_safetensors(also))
-    error = kind(-code, message or os.strerror(-code), object)
+    return _combined(kind, *_with_safetensors(also)) if also else kind
+
+
+def from_engine(code: int, domain: str, raw: int, operation: str, object: str, offset: int,
+                message: str, hint: str, also: tuple[type, ...] | None = None, words: str = ""
+                ) -> Error:
+    """The exception for an error of the engine; called by the extension module. Unless `also` says
+    otherwise, a file that is damaged or has no such tensor is one of safetensors."""
+    if also is None:
+        also = (SafetensorError,) if domain == "format" or code == -errno.ENOKEY else ()
+    error = _class_of(code, domain, also)(-code, message or os.strerror(-code), object)
     error.code, error.domain, error.raw = code, domain, raw
     error.operation, error.object = operation, object
     error.offset = offset if offset >= 0 else None
@@ -146,7 +151,7 @@ def from_engine(code: int, domain: str, raw: int, operation: str, object: str, o
 
 
 def refuse(operation: str, object: str, message: str, hint: str = "", code: int = errno.EINVAL,
-           also: tuple[type, ...] = (), words: str = "") -> Error:
+           also: tuple[type, ...] | None = None, words: str = "") -> Error:
     """An error that the package itself finds; `also` are further classes that it is one of."""
     return from_engine(-code, "errno", code, operation, object, -1, message, hint, also, words)
 
@@ -157,17 +162,20 @@ def misuse(operation: str, object: str, message: str, hint: str = "", words: str
 
 
 @contextmanager
-def saving() -> Iterator[None]:
-    """Around, or before, a function that saves: all that safetensors raises there is its own
-    error, also where a file cannot be written."""
+def raising(theirs: type[Exception], damaged: bool = False) -> Iterator[None]:
+    """Around, or before, what stands in for a function of another package: whatever goes wrong is
+    one of `theirs` too, the class that the package raises there. With `damaged` only what is wrong
+    with the content of a file is."""
     try:
         yield
     except Error as error:
-        create, fields = error.__reduce__()
-        if create is not from_engine or isinstance(error, SafetensorError):
-            raise
-        again = from_engine(*fields[:8], (*error.also, SafetensorError), error.words)
-        raise again.with_traceback(error.__traceback__) from error.__cause__
+        if hasattr(error, "operation") and (error.domain == "format" or not damaged):
+            # A damaged file was taken for one of safetensors.
+            also = [kind for kind in error.also
+                    if kind is not SafetensorError or error.domain != "format"]
+            error.also = tuple(dict.fromkeys((*also, theirs)))
+            error.__class__ = _class_of(error.code, error.domain, error.also)
+        raise
 
 
 Error.__module__ = "penstock"

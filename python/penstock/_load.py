@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Loading: choose tensors, lay them out, start a job, look at the memory.
 
-One load is one job of the engine, with three exceptions. ``stream`` cuts a model into groups, so
-that tensors that were used can go while others come; tensors that are converted pass through a
-small buffer in the file's dtype, group by group; and several devices come one after the other.
+One load is one job of the engine, whatever devices its tensors go to, with two exceptions.
+``stream`` cuts a model into groups, so that tensors that were used can go while others come; and
+tensors that are converted pass through a small buffer in the file's dtype, group by group.
 
 On the host nothing has to move: unless a copy is asked for, tensors look into the mapped file
 (``_mapped.py``), and the engine loads the few that cannot.
@@ -138,7 +138,7 @@ def _bytes(choice: Choice, dtype: int) -> int:
     return (count * BITS[dtype] + 7) // 8
 
 
-class _Group:
+class Group:
     """Tensors that one job loads: where they go, and how they are looked at afterwards."""
 
     def __init__(self, model, choices: list[Choice], target: Dlpack, arena: bool, into=None):
@@ -155,8 +155,9 @@ class _Group:
             self.where = [at if size else 0 for at, (_, size) in zip(found, offsets)]
             _check_apart(target, into)
         elif arena:
-            owner, self.where = target.allocate(_round_up(self.selection.total))
+            owner, first = target.allocate(_round_up(self.selection.total))
             self.places = [(owner, offset) for offset, _ in offsets]
+            self.where = [first + offset for offset, _ in offsets]
         else:
             made = [target.allocate(max(size, 1)) for _, size in offsets]
             self.where = [address for _, address in made]
@@ -166,7 +167,12 @@ class _Group:
         """The job, one of `share` that run at the same time; it keeps the memory."""
         return self.selection.load(self.target.engine_device(), self.where,
                                    self.places or self.into, groups, moves.transfer,
-                                   moves.memory_limit // share, self.target.stream(), moves.cache)
+                                   moves.memory_limit // share, self.streams(), moves.cache)
+
+    def streams(self) -> list[tuple[Any, int]]:
+        """What the framework has queued on its device comes first."""
+        stream = self.target.stream()
+        return [] if stream is None else [(self.target.engine_device(), stream)]
 
     def tensor(self, at: int) -> Any:
         """One of them."""
@@ -190,16 +196,29 @@ def _check_apart(target: Dlpack, into: Mapping[str, Any]) -> None:
                          "Load tied tensors once, with keys= or into= for one of them")
 
 
-def _load_plain(model, choices: list[Choice], target: Dlpack, into, arena: bool, moves: _Moves,
-                label: str) -> dict[str, Any]:
+def _start_together(model, groups: list[Group], moves: _Moves):
+    """One job for groups of several devices: what lies side by side in the file is read at once,
+    wherever it goes."""
+    selection = model.select([choice.as_tuple() for group in groups for choice in group.choices])
+    devices = [group.target.engine_device() for group in groups]
+    where = [(address, device) for group, device in zip(groups, devices) for address in group.where]
+    return selection.load(devices[0], where, [group.places or group.into for group in groups],
+                          False, moves.transfer, moves.memory_limit,
+                          [stream for group in groups for stream in group.streams()], moves.cache)
+
+
+def load_plain(model, groups: list[Group], moves: _Moves, label: str) -> dict[str, Any]:
     """Everything in one job, straight to its place; tensors are made while it runs."""
-    group = _Group(model, choices, target, arena, into)
-    job = group.start(moves)
-    found = group.tensors() if not target.copies else None
+    job = groups[0].start(moves) if len(groups) == 1 else _start_together(model, groups, moves)
+    made = [None if group.target.copies else group.tensors() for group in groups]
     moves.wait(job, label)
-    if into is not None:
-        target.changed(into.values())
-    return group.tensors() if found is None else found
+    moves.reports[-1]["device"] = _devices(groups)
+    found: dict[str, Any] = {}
+    for group, tensors in zip(groups, made):
+        if group.into is not None:
+            group.target.changed(group.into.values())
+        found.update(group.tensors() if tensors is None else tensors)
+    return found
 
 
 class _Conversion:
@@ -246,7 +265,7 @@ def _run(model, groups, target: Dlpack, into, arena: bool, moves: _Moves, label:
     try:
         while waiting or running:
             while waiting and len(running) < moves.together:
-                group = _Group(model, waiting.popleft(), target, arena, into)
+                group = Group(model, waiting.popleft(), target, arena, into)
                 running.append((group.start(moves, True, moves.together), group))
             job, group = running[0]
             landed = job.landed()
@@ -328,24 +347,7 @@ def _load_mapped(maps: Maps, choices: list[Choice], target: Dlpack, conversion: 
     return found
 
 
-def load_choices(opened: Opened, choices: list[Choice], target: Dlpack, conversion: _Conversion,
-                 into, arena: bool, moves: _Moves, label: str) -> dict[str, Any]:
-    """Each in its way: out of the mapped file, straight to its place, or through a conversion."""
-    looked, left = split_mapped(opened, choices, target, moves)
-    plain, converted = conversion.split(left)
-    found = {}
-    if opened.maps is not None:
-        found = _load_mapped(opened.maps, looked, target, conversion, moves)
-        if not left:
-            return found
-    if plain or not converted:
-        found.update(_load_plain(opened.model, plain, target, into, arena, moves, label))
-    if converted:
-        found.update(_load_converted(opened.model, converted, target, conversion, moves, label))
-    return {choice.tensor.name: found[choice.tensor.name] for choice in choices}
-
-
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Tensors of a load that go to one device, all of them into existing memory or none."""
 
     opened: Opened
@@ -353,6 +355,30 @@ class _Part(NamedTuple):
     target: Dlpack
     conversion: _Conversion
     into: dict[str, Any] | None
+
+
+def load_parts(parts: list[Part], arena: bool, moves: _Moves, label: str) -> dict[str, Any]:
+    """Each tensor in its way: out of the mapped file, straight to its place, or through a
+    conversion. All that goes straight is one job."""
+    found: dict[str, Any] = {}
+    groups, to_convert = [], []
+    for part in parts:
+        opened, target = part.opened, part.target
+        looked, left = split_mapped(opened, part.choices, target, moves)
+        plain, converted = part.conversion.split(left)
+        if opened.maps is not None:
+            found.update(_load_mapped(opened.maps, looked, target, part.conversion, moves))
+        if plain or opened.maps is None and not converted:
+            groups.append(Group(opened.model, plain, target, arena, part.into))
+        if converted:
+            to_convert.append((part, converted))
+    if groups:
+        found.update(load_plain(parts[0].opened.model, groups, moves, label))
+    for part, converted in to_convert:
+        found.update(_load_converted(part.opened.model, converted, part.target, part.conversion,
+                                     moves, label))
+    return {choice.tensor.name: found[choice.tensor.name]
+            for part in parts for choice in part.choices}
 
 
 def _target(choice: Choice, adapters: Adapters, into: Into) -> Dlpack:
@@ -369,7 +395,7 @@ def _target(choice: Choice, adapters: Adapters, into: Into) -> Dlpack:
 
 
 def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into, dtypes,
-           copied: Callable[[Dlpack], bool]) -> list[_Part]:
+           copied: Callable[[Dlpack], bool]) -> list[Part]:
     """The load, cut by where tensors go. Whatever does not fit is refused here, before anything is
     read."""
     found: dict[tuple[str, bool], list[Choice]] = {}
@@ -388,7 +414,7 @@ def _parts(opened: Opened, choices: list[Choice], adapters: Adapters, into: Into
         looks = opened if not filled and not copied(target) else Opened(opened.model, None, "")
         if not target.has_bytes:
             looks = Opened(opened.model, Unread(), "")
-        parts.append(_Part(looks, some, target, conversion, fills))
+        parts.append(Part(looks, some, target, conversion, fills))
     return parts
 
 
@@ -499,10 +525,7 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
     into = resolve(into, tensors, keys, strict)
     choices = choose(tensors, into.names, slices)
     parts = _parts(opened, choices, adapters, into, _dtypes(dtype, tensors), copied)
-    loaded: dict[str, Any] = {}
-    for part in parts:
-        loaded.update(load_choices(part.opened, part.choices, part.target, part.conversion,
-                                   part.into, arena is not False, moves, label))
+    loaded = load_parts(parts, arena is not False, moves, label)
     moves.keep_report(_devices(parts))
     if into.module is None and len(parts) == 1:
         return loaded
@@ -516,7 +539,7 @@ def _open(path, adapters: Adapters, into, copied: Callable[[Dlpack], bool]) -> O
                       and not all(copied(target) for target in adapters.all()))
 
 
-def _devices(parts: list[_Part]) -> str:
+def _devices(parts: list[Part] | list[Group]) -> str:
     """For the report."""
     return ", ".join(dict.fromkeys(part.target.device for part in parts))
 
@@ -600,7 +623,7 @@ def stream(path: Model, device: Any = "cpu", *, framework: str = "pt", keys: Key
     return _stream(parts, split, into, max(window // 2, 1), moves, _label(path))
 
 
-def _stream(parts: list[_Part], split, into: Into, limit: int, moves: _Moves, label: str):
+def _stream(parts: list[Part], split, into: Into, limit: int, moves: _Moves, label: str):
     """The generator behind stream(); what is wrong with the arguments is raised before it."""
     for part, (looked, left) in zip(parts, split):
         for choice, tensor in _stream_part(part, looked, left, limit, moves, label):
@@ -612,7 +635,7 @@ def _stream(parts: list[_Part], split, into: Into, limit: int, moves: _Moves, la
     moves.keep_report(_devices(parts))
 
 
-def _stream_part(part: _Part, looked, left, limit: int, moves: _Moves, label: str):
+def _stream_part(part: Part, looked, left, limit: int, moves: _Moves, label: str):
     """(choice, tensor) of those that go to one device."""
     plain, converted = part.conversion.split(left)
     model, target = part.opened.model, part.target

@@ -95,7 +95,7 @@ class Maps:
             of_file.append((first, size))
         room = sum(size for of_file in ranges for _, size in of_file)
         if room > _ALWAYS_FITS:
-            room = min(room, _memory_available() // 2)
+            room = min(room, _penstock.memory_available() // 2)
         for file, of_file in enumerate(ranges):
             part = _cut(of_file, room)
             room -= sum(size for _, size in part)
@@ -153,18 +153,6 @@ class Unread(Maps):
     def tensors(self, choices: list[Choice], target: Dlpack) -> dict[str, Any]:
         """Of several, by name."""
         return {choice.tensor.name: self.tensor(choice, target) for choice in choices}
-
-
-def _memory_available() -> int:
-    """Bytes that can be used without hurting anybody; without limit where nobody says."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
-    return 1 << 62
 
 
 def _cut(ranges: list[tuple[int, int]], room: int) -> list[tuple[int, int]]:

@@ -133,6 +133,13 @@ def save_model(model: torch.nn.Module, filename: str | os.PathLike,
 
 
 @overload
+def save_model(model: Mapping[str, Any], filename: str | os.PathLike,
+               metadata: Mapping[str, str] | None = None, *, align: int = 0,
+               transfer: str | int = "auto", memory_limit: int | None = None,
+               progress: bool = False) -> None: ...
+
+
+@overload
 def save_model(model: Mapping[str, Any] | torch.nn.Module, folder: str | os.PathLike,
                max_shard_size: int | str = "5GB", metadata: Mapping[str, str] | None = None, *,
                align: int = 4096, transfer: str | int = "auto", memory_limit: int | None = None,
@@ -140,9 +147,10 @@ def save_model(model: Mapping[str, Any] | torch.nn.Module, folder: str | os.Path
 
 
 def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Save a model: into a folder, in files of at most ``max_shard_size`` and an index; or a torch
-    module into one file, ``safetensors.torch.save_model``, where the name ends in .safetensors, is
-    that of a file or is given as ``filename=``.
+    """Save a model: into a folder, in files of at most ``max_shard_size`` and an index; or into one
+    file, where the name ends in .safetensors or is given as ``filename=``. That is ``save_file`` of
+    a dict, and ``safetensors.torch.save_model`` of a torch module, also where a file of any name is
+    there.
 
     ``model`` is a dict of tensors as for ``save_file``, or a torch module; of tensors that share
     memory one is saved, and the metadata say for which names it stands. Files of a folder are cut
@@ -150,15 +158,20 @@ def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
     folder is made if it is not there. All files are durable before one of them gets its name, the
     index comes last, and then what is left of an older model goes.
     """
-    from ._save import save_folder
+    from ._save import save_file, save_folder
 
     path = args[0] if args else None
     named = isinstance(path, (str, bytes, os.PathLike))
-    of_file = named and (os.fsdecode(path).endswith(".safetensors") or os.path.isfile(path))
-    if is_of("torch.nn", "Module", model) and (of_file or "filename" in kwargs):
-        save_module(model, *args, **kwargs)
-    else:
+    is_module = is_of("torch.nn", "Module", model)
+    of_file = named and (os.fsdecode(path).endswith(".safetensors")
+                         or is_module and os.path.isfile(path))
+    if not of_file and "filename" not in kwargs:
         save_folder(model, *args, **kwargs)
+        return
+    if "max_shard_size" in kwargs:
+        raise refuse("save", str(path if named else kwargs.get("filename")),
+                     "one file is not cut, whatever max_shard_size= says", "Name a folder")
+    (save_module if is_module else save_file)(model, *args, **kwargs)
 
 
 def load_module(model: torch.nn.Module, filename: str | os.PathLike, strict: bool = True,

@@ -12,7 +12,8 @@ cannot: another framework, a device we do not know, a thing that is not the name
    original itself is rebound.
 3. unpatch() puts originals back wherever a stand-in is the value of a global, of whichever age.
    Who has kept a stand-in elsewhere has, from then on, the original with another face.
-4. patch() counts: the last unpatch() undoes. No lock is held while something is imported.
+4. patch() counts: the last unpatch() undoes. One that fails does not count, and leaves nothing
+   behind. No lock is held while something is imported.
 """
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
@@ -137,6 +139,18 @@ def _torch_save(*args: Any, **kwargs: Any) -> str:
     return why_torch_saves(*args, **kwargs)
 
 
+def _dcp_writer(*args: Any, **kwargs: Any) -> str:
+    from .dcp import why_torch_writes
+
+    return why_torch_writes(*args, **kwargs)
+
+
+def _dcp_reader(*args: Any, **kwargs: Any) -> str:
+    from .dcp import why_torch_reads
+
+    return why_torch_reads(*args, **kwargs)
+
+
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     """Serves safetensors' function of this name, whose tensors are described in its own class."""
     from .safetensors import TensorSpec
@@ -163,13 +177,16 @@ class Row(NamedTuple):
     refuses: Callable[..., str]
     #: Where what serves in its place is; "" where it has the same names below penstock.
     ours: str = ""
+    #: What it is called there; "" where that is the same.
+    ours_name: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
     def serving(self) -> Any:
         """What serves in its place."""
-        return getattr(import_module(self.ours or f"penstock.{self.module}"), self.name)
+        return getattr(import_module(self.ours or f"penstock.{self.module}"),
+                       self.ours_name or self.name)
 
 
 TABLE = (
@@ -191,6 +208,10 @@ TABLE = (
     Row("safetensors.flax", "save", _save_bytes),
     Row("torch", "load", _torch_load, "penstock._torch_load"),
     Row("torch", "save", _torch_save, "penstock._torch_save"),
+    Row("torch.distributed.checkpoint.filesystem", "FileSystemWriter", _dcp_writer, "penstock.dcp",
+        "Writer"),
+    Row("torch.distributed.checkpoint.filesystem", "FileSystemReader", _dcp_reader, "penstock.dcp",
+        "Reader"),
     # In place of the name that it has from safetensors, one that knows what becomes of the tensors.
     Row("transformers.modeling_utils", "safe_open", _open, "penstock._ondemand"),
 )
@@ -226,17 +247,24 @@ def _serves(row: Row, args: tuple, kwargs: dict) -> bool:
     return not reason
 
 
+@contextmanager
+def serving() -> Iterator[None]:
+    """Within, what this thread calls is the original's."""
+    before, _serving.now = getattr(_serving, "now", False), True
+    try:
+        yield
+    finally:
+        _serving.now = before
+
+
 def _function(row: Row, original: Callable) -> Callable:
     @wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         if not _serves(row, args, kwargs):
             return original(*args, **kwargs)
         serve = row.serving()
-        _serving.now = True
-        try:
+        with serving():
             return serve(*args, **kwargs)
-        finally:
-            _serving.now = False
 
     return stand_in
 
@@ -267,6 +295,43 @@ def _class(row: Row, original: type) -> type:
     return stand_in
 
 
+def _chooser(row: Row, original: type) -> type:
+    """What makes one of ours, which is derived from the original, or the original. To whoever asks
+    it is the original; a class that is derived from it knows that from within, and becomes the
+    original's. It has no bases, or those would ask it, in turn, for what is derived from them."""
+    meta: Any = type(original)
+
+    class Kind(meta):
+        def __new__(mcls, name: str, bases: tuple, space: dict, **kwargs: Any) -> Any:
+            if not bases:
+                return super().__new__(mcls, name, bases, space, **kwargs)
+            return meta(name, tuple(original if type(base) is mcls else base for base in bases),
+                        space, **kwargs)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (row.serving() if _serves(row, args, kwargs) else original)(*args, **kwargs)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(original, name)
+
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, original)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            return issubclass(other, original)
+
+    stand_in: type = Kind(row.name, (), {"__module__": row.module, "__qualname__": row.name,
+                                         "__doc__": original.__doc__})
+    return stand_in
+
+
+def _make(row: Row, original: Any) -> Any:
+    if not isinstance(original, type):
+        return _function(row, original)
+    return _chooser(row, original) if issubclass(row.serving(), original) else \
+        _class(row, original)
+
+
 def _original(value: Any) -> Any:
     """What a stand-in stands for; anything else stands for itself."""
     return next((original for original, stand_in in _made.values() if stand_in is value), value)
@@ -279,14 +344,14 @@ def _install(module: ModuleType) -> None:
             original = _original(vars(module)[row.name])
             key = row, id(original)
             if key not in _made:
-                make = _class if isinstance(original, type) else _function
-                _made[key] = original, make(row, original)
+                _made[key] = original, _make(row, original)
             setattr(module, row.name, _made[key][1])
 
 
-def _imported() -> list[str]:
+def _imported() -> list[ModuleType]:
     """Modules of the table that are there, or are being imported."""
-    return [name for name in _MODULES if isinstance(sys.modules.get(name), ModuleType)]
+    found = (sys.modules.get(name) for name in _MODULES)
+    return [module for module in found if isinstance(module, ModuleType)]
 
 
 def _stand_ins() -> dict[int, Any]:
@@ -381,14 +446,17 @@ class Patch:
         lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
         lines += [f"{name}: {count} handed on ({reason})"
                   for (name, reason), count in sorted(self.handed_on.items())]
-        return "\n".join(lines) or "no call of safetensors"
+        return "\n".join(lines) or "no call of safetensors, torch.load or torch.save"
 
 
 def patch() -> Patch:
-    """From now on, whoever calls safetensors loads and saves with Penstock.
+    """From now on, whoever calls safetensors, torch.load or torch.save loads and saves with
+    Penstock.
 
     transformers, diffusers, accelerate, peft and others do; they may have been imported before, or
-    come later. What Penstock does not know (a framework, a device) goes to safetensors as before.
+    come later. What Penstock does not know (a framework, a device, a file object) goes
+    to safetensors or torch as before. A torch file that Penstock saves is always whole under its
+    name, and durable when torch.save returns; files of torch's are verified as they are loaded.
     Either ``unpatch()`` ends it, or the end of a ``with penstock.patch():`` block.
     """
     global _count
@@ -397,13 +465,20 @@ def patch() -> Patch:
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         made = Patch()
-    for name in _imported():
-        import_module(name)     # another thread may be in the middle of it
-    with _lock:
-        if _count:
-            for name in _imported():
-                _install(sys.modules[name])
-            _rebind(_stand_ins())
+    try:
+        for module in _imported():
+            # Another thread may be in the middle of it. If it fails, that thread is told, and
+            # there is nothing to change.
+            with suppress(Exception):
+                import_module(module.__name__)
+        with _lock:
+            if _count:
+                for module in _imported():
+                    _install(module)
+                _rebind(_stand_ins())
+    except BaseException:
+        unpatch()
+        raise
     return made
 
 

@@ -15,9 +15,9 @@ class Path(NamedTuple):
 
 
 _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes",
-         "digested_bytes", "unverified_bytes")
+         "digested_bytes", "unverified_bytes", "made_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
-            "latency_us_p99", "latency_us_max")
+            "latency_us_p99", "latency_us_max", "gathered_seconds", "stored_seconds")
 
 #: The way of tensors that look into a mapped file, and why it was taken.
 MAPPED = "mapped-file"
@@ -39,6 +39,11 @@ class Report:
     brought into the page cache; ``cache_reason`` says what becomes of bytes that were read around
     it, and why. Where digests are looked at, ``digested_bytes`` have one and, on a load, match it;
     ``unverified_bytes`` moved without.
+
+    Of a save that lets its memory change before the end, ``gathering`` is "ahead" where all of it
+    found room in staging memory, and "streamed" where some had to wait for the store; of any other
+    it is "". ``gathered_seconds`` is when the memory might change, ``stored_seconds`` when all was
+    written, not yet durable; ``made_bytes`` is staging memory that was not there before.
     """
 
     bytes: int
@@ -64,6 +69,10 @@ class Report:
     cache_reason: str
     digested_bytes: int
     unverified_bytes: int
+    gathering: str
+    gathered_seconds: float
+    stored_seconds: float
+    made_bytes: int
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -111,6 +120,7 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
     # One job may find memory plentiful, and a later one no more.
     reasons = dict.fromkeys(r["cache_reason"] for r in reports if r["cache_reason"])
     merged["cache_reason"] = "; ".join(reasons)
+    merged["gathering"] = max((r["gathering"] for r in reports), default="")
     merged["device"] = device
     merged["seconds"] = seconds
     merged["setup_seconds"] = reports[0]["setup_seconds"] if reports else 0.0
@@ -123,7 +133,7 @@ def _one_path(count: int, seconds: float, path: str, reason: str) -> dict:
     """A report about bytes that the engine did not move."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
     fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
-                  paths=[(path, count, reason)], refused=[], cache_reason="")
+                  paths=[(path, count, reason)], refused=[], cache_reason="", gathering="")
     return fields
 
 

@@ -13,8 +13,8 @@ from ._choose import Choice, box, cover, no_tensor, tensors_of
 from ._error import Error, misuse
 from ._fork import Lock
 from ._frameworks import BITS, DTYPES, Dlpack, Torch, adapter
-from ._load import (NOT_AS_THEY_LIE, Model, _groups, _label, _load_plain, _Moves, _run, _to_convert,
-                    load_choices, maps_files, open_files)
+from ._load import (NOT_AS_THEY_LIE, Group, Model, Part, _groups, _label, _Moves, _run, _to_convert,
+                    load_parts, load_plain, maps_files, open_files)
 from ._mapped import Maps, Opened, Unread, fits, is_one_stretch, span
 from ._names import model_name
 from ._options import copies
@@ -261,7 +261,8 @@ class safe_open:  # noqa: N801 - the name that people know
             return self._look(opened.maps, choice)
         moves = _Moves(*self._moves)
         moves.not_mapped([choice], NOT_AS_THEY_LIE if opened.maps is not None else opened.reason)
-        found = _load_plain(opened.model, [choice], self._target, None, True, moves, self._label)
+        group = Group(opened.model, [choice], self._target, True)
+        found = load_plain(opened.model, [group], moves, self._label)
         moves.keep_report(self._target.device)
         return found[choice.tensor.name]
 
@@ -295,9 +296,9 @@ class safe_open:  # noqa: N801 - the name that people know
         choices = [Choice(tensor) for tensor in self._tensors.values()]
         if self._apart:
             self._given.update(self._tensors)
-        found = load_choices(Opened(*opened[:3]), choices, self._target,
-                             _to_convert(choices, self._target, None, None), None, True, moves,
-                             self._label)
+        part = Part(Opened(*opened[:3]), choices, self._target,
+                    _to_convert(choices, self._target, None, None), None)
+        found = load_parts([part], True, moves, self._label)
         moves.keep_report(self._target.device)
         return found
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import misuse, refuse, saving, shown
+from ._error import SafetensorError, misuse, raising, refuse, shown
 from ._frameworks import DTYPES, STREAM_LEGACY, Numpy, Torch, in_the_way, is_of
 from ._modules import tensors_of
 from ._names import file_name
@@ -215,7 +215,7 @@ def _write(pieces: list[_Piece], path: str | os.PathLike, metadata: Mapping[str,
     _report.keep(report)
 
 
-@saving()
+@raising(SafetensorError)
 def save_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
     """What save_file() would write."""
     pieces = _pieces(tensors)
@@ -224,7 +224,7 @@ def save_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = 
     return b"".join([header, *(pieces[number].on_host(length) for number, length in places)])
 
 
-@saving()
+@raising(SafetensorError)
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
               metadata: Mapping[str, str] | None = None, *, align: int = 0,
               transfer: str | int = "auto", memory_limit: int | None = None,
@@ -256,7 +256,7 @@ def _size(size: int | str) -> int:
     return number
 
 
-@saving()
+@raising(SafetensorError)
 def save_folder(model: Any, folder: str | os.PathLike, max_shard_size: int | str = "5GB",
                metadata: Mapping[str, str] | None = None, *, align: int = 4096,
                transfer: str | int = "auto", memory_limit: int | None = None,

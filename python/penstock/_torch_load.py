@@ -16,12 +16,13 @@ import pickle
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
-from ._error import Error, from_engine, refuse
+from ._error import Error, from_engine, raising, refuse
 from ._names import file_name
 from ._options import options
 from ._progress import wait
@@ -32,10 +33,13 @@ _CUDA = re.compile("cuda(:[0-9]+)?")
 _YES = ("1", "y", "yes", "true")
 #: What torch's allocator takes from large blocks, and in multiples of what.
 _LARGE, _ROUND = 1 << 20, 512
+#: (what a file holds, (record, users) by the address of a storage) -> what records go into
+Fill = Callable[[Any, dict[int, tuple[str, int]]], dict[str, Any]]
 
 
-def _damaged(path: Any, message: str, hint: str = "") -> Error:
-    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint)
+def _damaged(path: Any, message: str, hint: str = "", also: tuple[type, ...] = ()) -> Error:
+    return from_engine(-errno.EBADMSG, "format", 0, "load", os.fspath(path), -1, message, hint,
+                       also)
 
 
 # ------------------------------------------------------------------------------- where it goes --
@@ -57,14 +61,19 @@ def _gpu_of(torch: Any, map_location: Any, location: str | None) -> str | None:
 
 
 class _Place:
-    """The memory of one storage."""
+    """The memory of one storage: its own, or that of a tensor which is there already."""
 
-    __slots__ = ("device", "group", "record", "storage")
+    __slots__ = ("device", "group", "record", "storage", "tensor")
 
-    def __init__(self, record: int, device: str, storage: Any):
-        """`group` is what the job calls it; None: it has no bytes."""
-        self.record, self.device, self.storage = record, device, storage
+    def __init__(self, record: int, device: str, storage: Any, tensor: Any = None):
+        """`group` is what the job calls it; None: it has no bytes. With `tensor`, `storage` is on
+        meta."""
+        self.record, self.device, self.storage, self.tensor = record, device, storage, tensor
         self.group: int | None = None
+
+    def address(self) -> int:
+        """Where the bytes go."""
+        return (self.storage if self.tensor is None else self.tensor).data_ptr()
 
 
 def _make_room(torch: Any, device: str, sizes: list[int]) -> None:
@@ -76,16 +85,23 @@ def _make_room(torch: Any, device: str, sizes: list[int]) -> None:
 
 
 def _places(torch: Any, records: dict[str, tuple], locations: dict[int, str],
-            map_location: Any) -> dict[str, _Place]:
-    """Memory for every storage of the file."""
+            map_location: Any, filled: dict[str, Any]) -> dict[str, _Place]:
+    """Memory for every storage of the file; that of tensors in `filled` is theirs."""
     gpus = {location: _gpu_of(torch, map_location, location)
             for location in {None, *locations.values()}}
-    wanted = [(name, index, size, gpus[locations.get(index)])
-              for name, (index, size) in records.items() if name.startswith("data/")]
+    storages = [(name, index, size) for name, (index, size) in records.items()
+                if name.startswith("data/")]
+    wanted = [(name, index, size, gpus[locations.get(index)]) for name, index, size in storages
+              if name not in filled]
     for gpu in {gpu for *_, gpu in wanted if gpu is not None}:
         _make_room(torch, gpu, [size for _, _, size, on in wanted if on == gpu])
-    return {name: _Place(index, gpu or "host", torch.UntypedStorage(size, device=gpu or "cpu"))
-            for name, index, size, gpu in wanted}
+    places = {name: _Place(index, gpu or "host", torch.UntypedStorage(size, device=gpu or "cpu"))
+              for name, index, size, gpu in wanted}
+    for name, index, size in storages:
+        if name in filled:
+            places[name] = _Place(index, device_name(filled[name].device),
+                                  torch.UntypedStorage(size, device="meta"), filled[name])
+    return places
 
 
 # ------------------------------------------------------------------------------------- reading --
@@ -106,8 +122,7 @@ class _Arrivals:
         self._failure: Exception | None = None
         self._job = file.load(
             open_device("host"),
-            [(place.record, place.storage.data_ptr(), open_device(place.device))
-             for place in wanted],
+            [(place.record, place.address(), open_device(place.device)) for place in wanted],
             places, verify, transfer, memory_limit,
             streams(torch, self._devices), cache)
 
@@ -177,15 +192,21 @@ class _Unpickling:
                 self.typed[key] = found
         return found
 
+    def check_size(self, key: str, size: int | None, needed: int) -> None:
+        """Is a storage that the pickle names there, with the bytes that it shall have?"""
+        if size is None:
+            raise _damaged(self.path, f"the pickle names a storage {key!r} that is not there")
+        if size != needed:
+            raise _damaged(self.path, f"storage data/{key} has {size} bytes, and the pickle says "
+                           f"{needed}")
+
     def _storage(self, key: str, size: int, location: str) -> Any:
         place = self.places.get(f"data/{key}")
-        if place is None:
-            raise _damaged(self.path, f"the pickle names a storage {key!r} that is not there")
-        if place.storage.nbytes() != size:
-            raise _damaged(self.path, f"storage data/{key} has {place.storage.nbytes()} bytes, and "
-                           f"the pickle says {size}")
+        self.check_size(key, place and place.storage.nbytes(), size)
         self.arrivals.wait(place)
-        return place.storage if place.device != "host" else self.restore(place.storage, location)
+        if place.device != "host" or place.tensor is not None:
+            return place.storage
+        return self.restore(place.storage, location)
 
     def check_sizes(self, records: dict[str, tuple]) -> None:
         """A tensor that is larger than its storage makes torch enlarge the storage, by bytes that
@@ -219,6 +240,31 @@ class _Unpickling:
             return unpickler.load()
         finally:
             there.map_location = None
+
+
+class _Outline(_Unpickling):
+    """The same without bytes: what the pickle describes, with all its tensors on meta."""
+
+    def __init__(self, torch: Any, path: Any, records: dict[str, tuple]):
+        """None of the file's storages is read."""
+        super().__init__(torch, path, {}, None, "meta")
+        self.records = records
+        self.made: dict[str, Any] = {}
+        self.uses: dict[str, int] = {}
+
+    def _storage(self, key: str, size: int, location: str) -> Any:
+        record = f"data/{key}"
+        self.check_size(key, self.records.get(record, (0, None))[1], size)
+        if record not in self.made:
+            self.made[record] = self.torch.UntypedStorage(size, device="meta")
+        self.uses[record] = self.uses.get(record, 0) + 1
+        return self.made[record]
+
+    def names(self) -> dict[int, tuple[str, int]]:
+        """The records of storages, and how many tensors look into each, by the address of what
+        torch has behind a storage."""
+        return {storage._cdata: (record, self.uses[record])
+                for record, storage in self.made.items()}
 
 
 def _restricted(weights_only: bool | None, pickle_module: Any) -> bool:
@@ -275,13 +321,14 @@ def why_torch_loads(f: Any, map_location: Any = None, pickle_module: Any = None,
 
 def _why_torch_reads(torch: Any, path: Any) -> tuple[str, Any]:
     """Why what lies in the file is torch's to read, or the open file."""
-    with suppress(OSError), open(path, "rb") as file:
-        head = file.read(len(_ZIP))
-        if not head:
-            raise EOFError(f"cannot load {os.fspath(path)}: the file is empty. Was the program "
-                           "that wrote it stopped? penstock.save leaves no such files")
-        if head != _ZIP:
-            return "it is in the format before zip", None
+    head = _ZIP
+    with suppress(OSError), open(path, "rb") as plain:      # the engine says what is wrong
+        head = plain.read(len(_ZIP))
+    if not head:
+        raise _damaged(path, "the file is empty", "Was the program that wrote it stopped? "
+                       "penstock.save leaves no such files", also=(EOFError,))
+    if head != _ZIP:
+        return "it is in the format before zip", None
     file = _penstock.TorchFile(file_name(path))
     records = file.records()
     if "constants.pkl" in records:
@@ -307,6 +354,61 @@ def _locations(file: Any, content: bytes, map_location: Any) -> dict[int, str]:
     with suppress(Error):
         return file.locations()
     return {}
+
+
+def _read(torch: Any, f: Any, file: Any, map_location: Any, module: Any,
+          arguments: dict[str, Any], how: tuple, progress: bool, fill: Fill | None = None) -> Any:
+    """What is in the file, unpickled by the Unpickler of `module`; see load_into() for `fill`."""
+    restricted = module is torch._weights_only_unpickler
+    arguments.setdefault("encoding", "utf-8")
+    records = file.records()
+    content = file.read(records["data.pkl"][0])
+    arrivals = None
+    try:
+        result, filled = None, {}
+        if fill:
+            outline = _Outline(torch, f, records)
+            result = outline.load(content, module, **arguments)
+            filled = fill(result, outline.names())
+            torch._utils._sparse_tensors_to_validate.clear()
+        places = _places(torch, records, _locations(file, content, map_location), map_location,
+                         filled)
+        arrivals = _Arrivals(torch, file, list(places.values()), *how)
+        try:
+            # Where all tensors exist, what has them on meta is as good as another.
+            if not fill or len(filled) < len(places):
+                unpickling = _Unpickling(torch, f, places, arrivals, map_location)
+                result = unpickling.load(content, module, **arguments)
+                unpickling.check_sizes(records)
+        except Exception:
+            # Bytes that are not what was saved explain more than what they led to.
+            arrivals.finish("", False)
+            raise
+        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
+        torch._utils._validate_loaded_sparse_tensors()
+    except pickle.UnpicklingError as error:
+        raise (_refused(error) if restricted else error) from None
+    finally:
+        if arrivals:
+            arrivals.stop()
+        torch._utils._sparse_tensors_to_validate.clear()
+    _report.keep(report)
+    return result
+
+
+def load_into(f: str | os.PathLike, fill: Fill | None, map_location: Any, weights_only: bool,
+              transfer: str | int) -> Any:
+    """What a file of save() holds, into tensors that exist: `fill` is told what that is, with the
+    tensors on meta, and of the records behind them, and says which records go into which tensors.
+    In what is returned tensors of these records may be on meta."""
+    import torch
+
+    reason, file = _why_torch_reads(torch, f)
+    if reason:
+        raise _damaged(f, reason, "Was it written by penstock.save?")
+    return _read(torch, f, file, map_location,
+                 torch._weights_only_unpickler if weights_only else pickle, {},
+                 (True, *options(transfer, None)), False, fill)
 
 
 def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = None, *,
@@ -339,35 +441,15 @@ def load(f: str | os.PathLike, map_location: Any = None, pickle_module: Any = No
     file = None
     reason = why_torch_loads(f, map_location, pickle_module, mmap=mmap)
     if not reason:
-        reason, file = _why_torch_reads(torch, f)
+        with raising(RuntimeError, damaged=True):
+            reason, file = _why_torch_reads(torch, f)
     if reason:
         return by_torch(lambda: torch.load(f, map_location, pickle_module,
                                            weights_only=weights_only, mmap=mmap,
                                            **pickle_load_args), f, reason, kind, memory_limit)
     if pickle_load_args and restricted:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
-    pickle_load_args.setdefault("encoding", "utf-8")
-    records = file.records()
-    content = file.read(records["data.pkl"][0])
-    places = _places(torch, records, _locations(file, content, map_location), map_location)
-    arrivals = _Arrivals(torch, file, list(places.values()), verify, kind, limit, policy)
-    try:
-        try:
-            unpickling = _Unpickling(torch, f, places, arrivals, map_location)
-            result = unpickling.load(
-                content, torch._weights_only_unpickler if restricted else pickle_module or pickle,
-                **pickle_load_args)
-            unpickling.check_sizes(records)
-        except Exception:
-            # Bytes that are not what was saved explain more than what they led to.
-            arrivals.finish("", False)
-            raise
-        report = arrivals.finish(os.path.basename(os.fspath(f)), progress)
-        torch._utils._validate_loaded_sparse_tensors()
-    except pickle.UnpicklingError as error:
-        raise (_refused(error) if restricted else error) from None
-    finally:
-        arrivals.stop()
-        torch._utils._sparse_tensors_to_validate.clear()
-    _report.keep(report)
-    return result
+    module = torch._weights_only_unpickler if restricted else pickle_module or pickle
+    with raising(RuntimeError, damaged=True):
+        return _read(torch, f, file, map_location, module, pickle_load_args,
+                     (verify, kind, limit, policy), progress)

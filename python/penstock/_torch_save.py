@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._device import device_name, open_device
+from ._error import raising
 from ._names import file_name
 from ._options import options
 from ._progress import wait_or_stop
@@ -88,6 +89,30 @@ def why_torch_saves(obj: Any, f: Any, pickle_module: Any = pickle,
     return why_not(f)
 
 
+def collect(torch: Any, obj: Any, pickle_module: Any = pickle, pickle_protocol: int = _PROTOCOL
+            ) -> tuple[bytes, _Storages]:
+    """The pickle of an object, and the storages that it names."""
+    storages = _Storages(torch)
+    content = io.BytesIO()
+    pickler = pickle_module.Pickler(content, protocol=pickle_protocol)
+    pickler.persistent_id = storages.persistent_id
+    pickler.dump(obj)
+    return content.getvalue(), storages
+
+
+def start(torch: Any, path: str, content: bytes, placed: list[tuple[Any, str]], transfer: int,
+          memory_limit: int | str, gather: bool = False) -> tuple[_penstock.Saving, str]:
+    """Begin to write them, behind what is queued on the current streams; the save, and where the
+    bytes come from. With `gather` the memory may change when wait_gathered() returns."""
+    devices = {device for _, device in placed} or {"host"}
+    job = _penstock.torch_save(
+        path, open_device("host"), [("data.pkl", content)],
+        [(storage.data_ptr(), storage.nbytes(), open_device(device))
+         for storage, device in placed],
+        placed, transfer, memory_limit, streams(torch, devices), gather)
+    return job, "+".join(sorted(devices))
+
+
 def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
          pickle_protocol: int = _PROTOCOL, _use_new_zipfile_serialization: bool = True,
          _disable_byteorder_record: bool = False, *, transfer: str | int = "auto",
@@ -96,9 +121,9 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
 
     The file appears under its name only when it is complete and durable; until then, and after any
     error, what was there before stays. Storages lie at multiples of 4096 bytes, so that they
-    travel directly, and a table of their digests is in the file, which ``penstock.load`` verifies
-    and torch ignores. Work queued on the current streams is done first; the interpreter's lock is
-    free while bytes move.
+    travel directly, but for small ones, which are packed. A table of their digests is in the file,
+    which ``penstock.load`` verifies and torch ignores. Work queued on the current streams is done
+    first; the interpreter's lock is free while bytes move.
 
     File objects and the format before zip are left to torch. ``transfer``, ``memory_limit`` and
     ``progress`` are as in load_model(); what happened is in ``last_report()``.
@@ -111,20 +136,11 @@ def save(obj: Any, f: str | os.PathLike, pickle_module: Any = pickle,
     reason = why_torch_saves(obj, f, *given)
     if reason:
         return by_torch(lambda: torch.save(obj, f, *given), f, reason, kind, memory_limit)
-    storages = _Storages(torch)
-    content = io.BytesIO()
-    pickler = pickle_module.Pickler(content, protocol=pickle_protocol)
-    pickler.persistent_id = storages.persistent_id
-    pickler.dump(obj)
-    del pickler
+    content, storages = collect(torch, obj, pickle_module, pickle_protocol)
     placed = storages.on_devices()
-    devices = {device for _, device in placed} or {"host"}
-    job = _penstock.torch_save(
-        file_name(f), open_device("host"), [("data.pkl", content.getvalue())],
-        [(storage.data_ptr(), storage.nbytes(), open_device(device))
-         for storage, device in placed],
-        placed, kind, limit, streams(torch, devices))
-    report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
-    report["device"] = "+".join(sorted(devices))
+    with raising(RuntimeError):
+        job, device = start(torch, file_name(f), content, placed, kind, limit)
+        report = wait_or_stop(job, os.path.basename(os.fspath(f)), progress)
+    report["device"] = device
     _report.keep(report)
     return None

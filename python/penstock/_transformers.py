@@ -41,8 +41,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import _report
 from ._device import device_name
+from ._dtypes import dtype_index
 from ._error import shown
 from ._fork import Lock
+from ._frameworks import DTYPES, Torch, is_floating
 from ._names import file_name
 from ._report import last_report
 
@@ -77,10 +79,6 @@ _REFUSED = {
 # What only concerns a download, or the way in which transformers reads files.
 _DROPPED = ("force_download", "proxies", "token", "local_files_only", "code_revision",
             "disable_mmap", "weights_only", "tqdm_class", "low_cpu_mem_usage")
-
-# The floating kinds of safetensors that a model is asked for by name.
-_KINDS = {"float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "bfloat16": "BF16",
-          "float16": "F16", "half": "F16"}
 
 # What fields of config.json are, where transformers or the code below looks into them.
 _FIELDS = {"architectures": list, "auto_map": dict, "dtype": (str, dict), "id2label": dict,
@@ -323,7 +321,6 @@ def _source(folder: str, weights: str) -> str:
 def _tensors(weights: str) -> dict[str, str]:
     """Name and kind of each tensor of a checkpoint; none where it is damaged: the load says so."""
     from penstock import Error, _penstock
-    from penstock._frameworks import DTYPES
 
     try:
         return {name: DTYPES[kind] for name, kind, *_ in _penstock.Model(weights).tensors()}
@@ -335,9 +332,18 @@ def _converts(tensors: dict[str, str], dtype: Any, settings: Mapping[str, Any]) 
     """Whether some tensors of the file are not of the dtype that the model will have."""
     if dtype == "auto":
         dtype = settings.get("dtype") or settings.get("torch_dtype")
-    kind = _KINDS.get(str(dtype).removeprefix("torch."))
-    return kind is not None and any(found != kind and found.startswith(("F", "BF"))
-                                    for found in tensors.values())
+    kind = dtype_index(dtype)
+    return kind is not None and is_floating(kind) and any(
+        found != DTYPES[kind] and found.startswith(("F", "BF")) for found in tensors.values())
+
+
+def _as_torch_has_it(dtype: Any) -> Any:
+    """A word for a dtype, or some for parts of the model, by torch's name, which is all that
+    transformers knows. What we do not know it shall refuse."""
+    if isinstance(dtype, dict):
+        return {part: _as_torch_has_it(each) for part, each in dtype.items()}
+    kind = dtype_index(dtype) if isinstance(dtype, str) else None
+    return dtype if kind is None else Torch._names[DTYPES[kind]]
 
 
 def _model_class(auto_class: Any) -> Any:
@@ -627,7 +633,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_
     device_map: the same, as transformers has it: a device, {"": device}, or "auto" where there is
         one GPU at most.
     dtype: as transformers has it: "auto" (what the configuration says, also the default), a torch
-        dtype or its name. Conversion happens on the device.
+        dtype, or a word as for load_model(). Conversion happens on the device.
     auto_class: what to build, if not AutoModelForCausalLM: an Auto class or a model class of
         transformers, or its name ("AutoModel", "BertForMaskedLM").
     copy: on the host parameters look into the mapped files, as load_model() says; with True they
@@ -655,6 +661,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_
     weights = _weights(folder, kwargs.pop("variant", None), settings)
     other = kwargs.pop("torch_dtype", None)
     dtype = dtype if dtype is not None else other if other is not None else "auto"
+    dtype = _as_torch_has_it(dtype)
 
     tensors = _tensors(weights)
     load = _Load(_source(folder, weights), device, arena, tensors,

@@ -578,16 +578,18 @@ int schedule_new(enum pen_mode direction, struct pen_device *device,
 		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
 		 struct schedule **schedule, struct pen_error *err)
 {
+	struct pen_options own = *options;
 	struct chooser chooser = {
 		.direction = direction,
 		.device = device,
-		.options = options,
+		.options = &own,
 		.cores = topology_cores(),
 		.err = err,
 	};
 	int rc;
 
 	*schedule = NULL;
+	own.memory_limit = fit_limit(options, direction != PEN_READ, extents, count);
 	chooser.schedule = os_calloc(1, sizeof(*chooser.schedule));
 	if (!chooser.schedule)
 		return error_sys(err, -ENOMEM, "plan", "the transfer", -1);

@@ -86,7 +86,8 @@ int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *e
 
 		rc = lane_enter(lane, d, err);
 		if (!rc)
-			rc = device_mark(device->device, &device->stream, &transit->fences[d], err);
+			rc = device_mark(device->device, &device->stream,
+					 &lane->fences[transit->fences][d], err);
 	}
 	return rc;
 }

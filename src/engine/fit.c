@@ -11,10 +11,12 @@
 #include "engine/schedule.h"
 #include "io/object.h"
 #include "mem/staging.h"
+#include "sys/memory.h"
 
-/* Where very much is to be staged, pieces are larger rather than more than this. */
-#define PIECES_MANY 4096u
-#define PIECE_LARGEST ((size_t)64 << 20)
+/* Where a write gathers far ahead, and there would be so many of them, pieces are large: each is
+ * registered by itself. There are only these two sizes, so that one job finds what another left. */
+#define PIECE_LARGE ((size_t)64 << 20)
+#define PIECES_MANY 128u
 
 /* Does a lane of this path stage what it carries? */
 static bool stages(const struct path *path)
@@ -100,7 +102,7 @@ static void fit_sizes(struct schedule *schedule, const struct pen_options *optio
 	}
 }
 
-static void fit_memory(struct schedule *schedule, const struct pen_options *options, bool ahead)
+static void fit_memory(struct schedule *schedule, const struct pen_options *options)
 {
 	uint64_t limit = options->memory_limit;
 	uint64_t share = schedule->path_count > 1 ? limit / 2 : limit;
@@ -109,8 +111,8 @@ static void fit_memory(struct schedule *schedule, const struct pen_options *opti
 
 	if (schedule->unit > piece)
 		piece = schedule->unit;
-	while (ahead && limit / piece > PIECES_MANY && piece < PIECE_LARGEST)
-		piece *= 2;
+	if (schedule->ahead && limit / PIECE_LARGE >= PIECES_MANY && piece < PIECE_LARGE)
+		piece = PIECE_LARGE;
 	for (unsigned int i = 0; i < schedule->path_count; i++) {
 		struct path *path = &schedule->paths[i];
 
@@ -138,24 +140,56 @@ static void fit_memory(struct schedule *schedule, const struct pen_options *opti
 			path->lanes = path->lanes * most / staging ? path->lanes * most / staging
 								   : 1;
 		if (!path->size || path->size > piece)
-			path->size = (uint32_t)piece;
-		if (!path->pieces_max || ahead)
+			path->size = (uint32_t)(options->request_size ||
+						piece < PIECE_SIZE ? piece : PIECE_SIZE);
+		if (!path->pieces_max || schedule->ahead)
 			path->pieces_max = most;
+		/* They find out what they need as they go. */
+		if (schedule->ahead)
+			path->pieces_first = 0;
 	}
 	schedule->memory_limit = limit;
 	schedule->piece_size = piece;
 	fit_first_pieces(schedule, most);
 }
 
-/* Slots of each lane: many where a write shall gather as far ahead as there is memory. */
-static void fit_slots(struct schedule *schedule, bool ahead)
+/* Slots of each lane: where a write shall gather as far ahead as there is memory, one lane might
+ * carry all. What it never uses of them is never touched, and costs nothing. */
+static void fit_slots(struct schedule *schedule)
 {
-	uint64_t wanted = schedule->memory_limit / schedule->unit;
-
 	schedule->slots = STAGING_SLOTS;
-	if (ahead && wanted > STAGING_SLOTS)
-		schedule->slots = wanted < STAGING_SLOTS_MAX ? (unsigned int)wanted
-							      : STAGING_SLOTS_MAX;
+	if (schedule->ahead && schedule->plan->request_count > STAGING_SLOTS)
+		schedule->slots = (unsigned int)schedule->plan->request_count;
+}
+
+/* More than the bytes themselves: each lane has a piece that is not full, and pieces end where the
+ * next slot does not fit. Of this only what is needed is taken. */
+static uint64_t wish(const struct pen_extent *extents, size_t count)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < count; i++)
+		bytes += extents[i].length * (extents[i].rows ? extents[i].rows : 1);
+	return bytes + bytes / 8 + MEMORY_LIMIT_DEFAULT;
+}
+
+uint64_t fit_plenty(uint64_t wished, uint64_t available, uint64_t kept)
+{
+	uint64_t plenty = available / 2 + kept;
+
+	if (plenty < MEMORY_LIMIT_DEFAULT)
+		plenty = MEMORY_LIMIT_DEFAULT;
+	return wished < plenty ? wished : plenty;
+}
+
+uint64_t fit_limit(const struct pen_options *options, bool write, const struct pen_extent *extents,
+		   size_t count)
+{
+	if (options->memory_limit != PEN_MEMORY_AUTO)
+		return options->memory_limit;
+	if (!write || !options->groups)
+		return MEMORY_LIMIT_DEFAULT;
+	return fit_plenty(wish(extents, count), memory_available(""), piece_kept());
 }
 
 /* A block of the store must fit into a request. */
@@ -181,11 +215,10 @@ int fit(struct schedule *schedule, const struct pen_options *options, bool write
 	struct pen_error *err)
 {
 	/* Who asks for groups of a write wants them gathered before the store has them. */
-	bool ahead = write && options->groups;
-
+	schedule->ahead = write && options->groups;
 	share_lanes(schedule, options->lanes);
 	fit_sizes(schedule, options);
-	fit_memory(schedule, options, ahead);
-	fit_slots(schedule, ahead);
+	fit_memory(schedule, options);
+	fit_slots(schedule);
 	return check_blocks(schedule, err);
 }

@@ -38,6 +38,8 @@ static void enter(struct groups *groups, uint64_t group)
 	size_t at = atomic_fetch_add(&groups->entered, 1);
 	int eventfd;
 
+	if (at + 1 == groups->count)
+		atomic_store(&groups->complete_ns, os_now());
 	atomic_store(&groups->order[at], group + 1);
 	/* Who makes the descriptor looks at `entered` afterwards: one of us sees the other. */
 	eventfd = atomic_load(groups->eventfd);

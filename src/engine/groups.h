@@ -23,6 +23,7 @@ struct groups {
 	_Atomic uint64_t *left;		/* bytes of each group that have not come yet */
 	_Atomic uint64_t *order;	/* group + 1, in the order of completion; 0: not entered */
 	_Atomic size_t entered;
+	_Atomic uint64_t complete_ns;	/* when the last was entered; 0: not yet, or at the start */
 	size_t told;			/* the asking thread's own */
 	atomic_bool awaited;		/* somebody sleeps on `news` */
 	pthread_mutex_t *lock;		/* the job's, both */

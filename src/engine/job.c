@@ -168,6 +168,7 @@ static void set_up_budget(struct pen_job *job)
 	uint64_t pieces = schedule->memory_limit / schedule->piece_size;
 
 	job->budget.piece_size = schedule->piece_size;
+	job->budget.gathers = schedule->ahead;
 	job->budget.left = pieces < INT_MAX ? (int)pieces : INT_MAX;
 	for (unsigned int p = 0; p < schedule->path_count; p++) {
 		const struct path *path = &schedule->paths[p];

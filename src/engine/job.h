@@ -93,6 +93,7 @@ struct pen_job {
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
 	struct job_finish finish;	/* of a read; all NULL: nothing */
+	atomic_bool streamed;		/* some of it had to wait for the store */
 	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */
 	char cache_reason[PEN_REASON_MAX];
 	struct pen_error error;

@@ -23,8 +23,6 @@
 #define WAIT_DEVICE_NS 200000ull
 #define WAIT_IDLE_NS 500000ull
 #define WAIT_START_NS 20000ull
-/* Pieces that are made known to the queue; requests in others travel the plain way. */
-#define ATTACHED_MAX 256u
 
 bool lane_writes(const struct lane *lane)
 {
@@ -46,7 +44,8 @@ int lane_init(struct lane *lane, struct pen_job *job, const struct path *path, u
 	lane->entered = -1;
 	lane->transits = os_calloc(schedule->slots, sizeof(lane->transits[0]));
 	lane->held = os_calloc(2 * (size_t)schedule->slots, sizeof(lane->held[0]));
-	if (!lane->transits || !lane->held)
+	lane->fences = os_calloc(LANE_COPIES, sizeof(lane->fences[0]));
+	if (!lane->transits || !lane->held || !lane->fences)
 		return -ENOMEM;
 	/* A piece holds a slot, or it is of no use. */
 	return staging_init(&lane->staging, schedule->slots, schedule->slots);
@@ -61,6 +60,7 @@ void lane_fini(struct lane *lane)
 	staging_fini(&lane->staging);
 	free(lane->transits);
 	free(lane->held);
+	free(lane->fences);
 }
 
 /* ------------------------------------------------------------------------------- set-up -- */
@@ -80,8 +80,9 @@ static int open_queue(struct lane *lane, struct pen_error *err)
 	struct queue_setup setup = {
 		.device = job->schedule->gpu ? job->schedule->gpu : job->device,
 		.depth = LANE_DEPTH,
-		.pieces = lane->staging.piece_room < ATTACHED_MAX ? lane->staging.piece_room
-								  : ATTACHED_MAX,
+		/* Of what is gathered far ahead each piece is sent once or twice: making it known
+		 * would take longer than it saves. */
+		.pieces = job->schedule->ahead ? 0 : lane->staging.piece_room,
 		.transfer = lane->path.transfer,
 		.inject = job->options.inject,
 		.injected = &job->injected,
@@ -213,8 +214,8 @@ static void close_device(struct lane *lane, unsigned int index)
 	if (lane->staging.used)
 		device_stream_drain(device->device, &device->stream);
 	job_stream_leave(lane->job, index);
-	for (unsigned int i = 0; i < lane->staging.slot_count; i++)
-		device_fence_close(device->device, &lane->transits[i].fences[index]);
+	for (unsigned int i = 0; i < LANE_COPIES; i++)
+		device_fence_close(device->device, &lane->fences[i][index]);
 	lane->devices_up &= ~(1u << index);
 }
 
@@ -235,8 +236,8 @@ static int open_device(struct lane *lane, unsigned int index, struct pen_error *
 	if (rc)
 		return rc;
 	lane->devices_up |= 1u << index;
-	for (unsigned int i = 0; i < lane->staging.slot_count && !rc; i++)
-		rc = device_fence_open(device->device, &lane->transits[i].fences[index], err);
+	for (unsigned int i = 0; i < LANE_COPIES && !rc; i++)
+		rc = device_fence_open(device->device, &lane->fences[i][index], err);
 	if (!rc)
 		rc = job_allocate(lane->job, index, err);
 	if (rc)
@@ -378,9 +379,9 @@ static void drain(struct lane *lane)
 		reap(lane, WAIT_STORE_NS);
 	/* After this no copy reads or writes a slot any more. */
 	close_devices(lane);
-	for (unsigned int i = 0; i < lane->staging.slot_count; i++)
-		if (lane->transits[i].state != FREE)
-			transit_let_go(lane, &lane->transits[i]);
+	for (unsigned int i = staging_next(&lane->staging, 0); i < lane->staging.slot_count;
+	     i = staging_next(&lane->staging, i + 1))
+		transit_let_go(lane, &lane->transits[i]);
 	assert(!lane->staging.used && !lane->sendable && !lane->waiting && !lane->copying);
 }
 

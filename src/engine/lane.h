@@ -41,6 +41,8 @@
  *   3. What is in flight is never abandoned: the thread ends only when all of its requests and
  *      copies are over.
  *   4. What waits for its time holds up nobody: it has a slot, and no thread sleeps for it alone.
+ *   5. A transit is in the list of its state, `to_send` or `moving`; FREE or QUEUED it is in none.
+ *      It has a set of fences while it is COPYING, and there is always one to be had.
  */
 #include <pthread.h>
 #include "base/hist.h"
@@ -49,8 +51,9 @@
 #include "mem/device.h"
 #include "mem/staging.h"
 
-/* Most requests of a lane with its queue at once. */
+/* Most requests of a lane with its queue at once, and most with the GPUs. */
 #define LANE_DEPTH 64u
+#define LANE_COPIES 64u
 
 /* Neighbours in the plan. */
 struct range {
@@ -71,14 +74,21 @@ struct transit {
 	unsigned char *buffer;		/* where `start` lies */
 	bool straight;			/* the buffer is the user's memory */
 	bool through;			/* the rest goes through the page cache */
+	bool looked;			/* of a write: digested, if anybody asks */
 	uint32_t devices;		/* GPUs that it copies to or from; a bit for each */
 	uint32_t copying;		/* of these, whose fence has not passed */
+	unsigned int fences;		/* COPYING: which of the lane's */
+	struct transit *next, *before;	/* in the lane's list of its state */
 	struct tally *tally;		/* of the path that sent it last */
 	unsigned int retries;
 	uint64_t due_ns;		/* WAITING: when it is sent again */
 	uint64_t born_ns;
-	struct device_fence fences[PLAN_DEVICES];
 	struct queue_request io;	/* last: it is large, and cleared only in part */
+};
+
+/* Transits one after the other, the oldest first. */
+struct transit_list {
+	struct transit *first, *last;
 };
 
 struct lane {
@@ -94,6 +104,11 @@ struct lane {
 	bool queue_up;
 	struct staging staging;
 	struct transit *transits;	/* one per slot */
+	struct transit_list to_send;	/* those that are SENDABLE */
+	struct transit_list moving;	/* COPYABLE, COPYING and WAITING ones */
+	struct device_fence (*fences)[PLAN_DEVICES];	/* LANE_COPIES of them ... */
+	uint64_t fences_taken;		/* ... and a bit for each that a transit has */
+	bool full;			/* there was no room for the last that was taken */
 	uint32_t devices_up;		/* a bit for each of the plan's */
 	int entered;			/* the device that is current for this thread; -1: none */
 	unsigned int pinned_pieces;

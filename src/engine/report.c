@@ -127,6 +127,13 @@ void job_report(struct pen_job *job, struct pen_report *report)
 		entry->bytes = job->tallies[i].bytes;
 		full.path_count++;
 	}
+	if (job->direction != PEN_READ)
+		full.stored_seconds = full.seconds;
+	if (job->gathered.complete_ns)
+		full.gathered_seconds = (double)(job->gathered.complete_ns - job->start_ns) / 1e9;
+	if (job->gathered.count)
+		full.gathering = job->streamed ? PEN_GATHERING_STREAMED : PEN_GATHERING_AHEAD;
+	full.made_bytes = job->budget.made_bytes;
 	full.warming_bytes = job->warming_bytes;
 	text_copy(full.cache_reason, sizeof(full.cache_reason), job->cache_reason);
 	full.refused_count = job->refused_count;

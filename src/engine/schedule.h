@@ -49,6 +49,7 @@ struct schedule {
 	unsigned int path_count;
 	uint64_t memory_limit;
 	size_t piece_size;
+	bool ahead;		/* a write gathers as far ahead of the store as there is memory */
 	unsigned int slots;	/* of staging, for each lane */
 	uint64_t unit;		/* most bytes of one request of the plan */
 	bool gds;		/* the plan is made for real GPUDirect Storage, which auto takes */
@@ -88,6 +89,12 @@ uint64_t survey_gap(const struct pen_options *options, const struct pen_extent *
 
 /* ---- fit.c, for choose.c ---- */
 
+/* What of the wished memory is plentiful, where so much is available; what such jobs left in the
+ * pool, `kept`, is taken already and theirs to use. */
+uint64_t fit_plenty(uint64_t wished, uint64_t available, uint64_t kept);
+/* The memory limit in bytes: PEN_MEMORY_AUTO is what is plentiful now. */
+uint64_t fit_limit(const struct pen_options *options, bool write, const struct pen_extent *extents,
+		   size_t count);
 /* Share out lanes and memory. -EINVAL with words where a block of the store does not fit. */
 int fit(struct schedule *schedule, const struct pen_options *options, bool write,
 	struct pen_error *err);

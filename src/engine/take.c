@@ -54,8 +54,11 @@ bool take_allowed(struct lane *lane)
 	if (!lane_writes(lane))
 		return lane->queue.queued < depth;
 	/* A write fills slots ahead of the store: as many again, or, where somebody waits for that,
-	 * as many as there is memory for. */
-	return lane->job->gathered.count ? depth > 0 : lane->staging.used < 2 * depth;
+	 * as many as there is memory for. What is with the GPUs keeps their link busy; more would
+	 * only be looked at in vain. */
+	if (!lane->job->gathered.count || lane->queue.inner->on_device)
+		return lane->staging.used < 2 * depth;
+	return depth > 0 && lane->copying < LANE_COPIES;
 }
 
 bool take_straight(const struct lane *lane, uint32_t request)

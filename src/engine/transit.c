@@ -6,6 +6,7 @@
  * ragged head through the cache, whole blocks around it, a ragged tail through it. Whole blocks
  * are whole pages (object_file.c sees to that), so no page is written both ways.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include "base/error.h"
@@ -15,8 +16,45 @@
 #include "io/object.h"
 #include "sys/os.h"
 
+/* Where a transit of this state is found; NULL: nobody looks for it. */
+static struct transit_list *list_of(struct lane *lane, enum transit_state state)
+{
+	switch (state) {
+	case SENDABLE:
+		return &lane->to_send;
+	case WAITING:
+	case COPYABLE:
+	case COPYING:
+		return &lane->moving;
+	default:
+		return NULL;
+	}
+}
+
+static void list_remove(struct transit_list *list, struct transit *transit)
+{
+	*(transit->before ? &transit->before->next : &list->first) = transit->next;
+	*(transit->next ? &transit->next->before : &list->last) = transit->before;
+}
+
+static void list_add(struct transit_list *list, struct transit *transit)
+{
+	transit->next = NULL;
+	transit->before = list->last;
+	*(list->last ? &list->last->next : &list->first) = transit;
+	list->last = transit;
+}
+
 static void set_state(struct lane *lane, struct transit *transit, enum transit_state state)
 {
+	struct transit_list *from = list_of(lane, transit->state), *to = list_of(lane, state);
+
+	if (from != to && from)
+		list_remove(from, transit);
+	if (from != to && to)
+		list_add(to, transit);
+	if (transit->state == COPYING && state != COPYING)
+		lane->fences_taken &= ~(1ull << transit->fences);
 	lane->sendable -= transit->state == SENDABLE;
 	lane->waiting -= transit->state == WAITING;
 	lane->copying -= transit->state == COPYABLE || transit->state == COPYING;
@@ -35,6 +73,7 @@ void transit_let_go(struct lane *lane, struct transit *transit)
 		budget_count(&lane->job->budget, -(int64_t)(transit->end - transit->offset));
 	set_state(lane, transit, FREE);
 	staging_put(&lane->staging, transit->slot);
+	lane->full = false;
 }
 
 static void home(struct lane *lane, struct transit *transit)
@@ -54,8 +93,10 @@ static void home(struct lane *lane, struct transit *transit)
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
 	/* Memory that is sent straight from where it lies is not free before the store has it. */
-	if (transit->straight && lane_writes(lane))
+	if (transit->straight && lane_writes(lane)) {
+		atomic_store_explicit(&lane->job->streamed, true, memory_order_relaxed);
 		groups_came(&lane->job->gathered, transit->range.first, transit->range.count);
+	}
 	groups_came(&lane->job->arrived, transit->range.first, transit->range.count);
 	transit_let_go(lane, transit);
 }
@@ -92,6 +133,11 @@ static void prepare_part(struct lane *lane, struct transit *transit)
 /* Hand the next part to the queue; where that has no room it stays SENDABLE. */
 static void send(struct lane *lane, struct transit *transit)
 {
+	/* Not before: bytes are gathered faster than a core can look at them. */
+	if (transit->io.write && lane->path.kind->seen && !transit->looked) {
+		look(lane, transit);
+		transit->looked = true;
+	}
 	prepare_part(lane, transit);
 	/* A library without room for one more file will have some when others are home. */
 	if (queue_submit(&lane->queue, &transit->io)) {
@@ -324,9 +370,12 @@ static bool copy(struct lane *lane, struct transit *transit)
 
 	if (!lane_devices_usable(lane, transit->devices))
 		return false;
-	rc = copies_queue(lane, transit, &err);
-	/* Even a copy that failed half-way may have queued others before. */
+	assert(~lane->fences_taken);
+	transit->fences = (unsigned int)__builtin_ctzll(~lane->fences_taken);
+	lane->fences_taken |= 1ull << transit->fences;
+	/* Even a copy that fails half-way may have queued others before. */
 	set_state(lane, transit, COPYING);
+	rc = copies_queue(lane, transit, &err);
 	transit->copying = transit->devices;
 	if (rc)
 		lane_fail(lane, &err);
@@ -338,8 +387,6 @@ static bool copy(struct lane *lane, struct transit *transit)
 /* All bytes of a write are in the buffer: their memory may change again. */
 static void gathered(struct lane *lane, struct transit *transit)
 {
-	if (lane->path.kind->seen)
-		look(lane, transit);
 	groups_came(&lane->job->gathered, transit->range.first, transit->range.count);
 	set_state(lane, transit, SENDABLE);
 }
@@ -350,7 +397,8 @@ static bool copied(struct lane *lane, struct transit *transit)
 	for (uint32_t left = transit->copying; left; left &= left - 1) {
 		unsigned int d = (unsigned int)__builtin_ctz(left);
 		struct pen_error err;
-		int rc = device_poll(lane->job->devices[d].device, &transit->fences[d], &err);
+		int rc = device_poll(lane->job->devices[d].device,
+				     &lane->fences[transit->fences][d], &err);
 
 		if (rc == -EAGAIN)
 			continue;
@@ -371,67 +419,102 @@ static bool copied(struct lane *lane, struct transit *transit)
 
 /* ----------------------------------------------------------------------------- the rest -- */
 
-bool transit_advance(struct lane *lane)
+/* Is there more to gather, and room for it? */
+static bool gathers(struct lane *lane)
 {
-	const struct staging *staging = &lane->staging;
-	bool full = lane->queue.queued >= take_depth(lane);
+	return lane->job->gathered.count && !lane->full &&
+	       (lane->copying || (take_allowed(lane) && take_work_left(lane)));
+}
+
+/* Send what is ready, as far as the store's depth allows. */
+static bool send_ready(struct lane *lane)
+{
 	bool moved = false;
 
-	/* Where only the store can bring news, thousands that wait for it need no look. */
-	if (!lane->copying && !lane->waiting && (full || !lane->sendable))
+	/* Who sleeps in the store cannot gather, and somebody waits for that. */
+	if (lane->queue.inner->waits && gathers(lane))
 		return false;
-	for (unsigned int i = staging_next(staging, 0); i < staging->slot_count;
-	     i = staging_next(staging, i + 1)) {
-		struct transit *transit = &lane->transits[i];
+	while (lane->to_send.first && lane->queue.queued < take_depth(lane)) {
+		struct transit *transit = lane->to_send.first;
 
-		/* Nothing is sent by a path that is being left. */
-		if (lane->leaving && (transit->state == WAITING || transit->state == SENDABLE)) {
-			if (stays(lane))
-				continue;
-			take_anew(lane, transit);
-			moved = true;
+		send(lane, transit);
+		if (transit->state == SENDABLE)
+			break;
+		moved = true;
+		/* That took its time; see to the copies first. */
+		if (lane->queue.inner->waits)
+			break;
+	}
+	return moved;
+}
+
+/* The path is being left: nothing is sent by it, and what cannot stay is given back. */
+static bool give_back(struct lane *lane, struct transit_list *list)
+{
+	struct transit *transit, *next;
+	bool moved = false;
+
+	for (transit = list->first; transit && !stays(lane); transit = next) {
+		next = transit->next;
+		if (transit->state != WAITING && transit->state != SENDABLE)
 			continue;
-		}
+		take_anew(lane, transit);
+		moved = true;
+	}
+	return moved;
+}
+
+/* Copies, and what waits for its time. */
+static bool advance_moving(struct lane *lane)
+{
+	struct transit *transit, *next;
+	uint32_t behind = 0;	/* GPUs that are not through with one: nor with later ones */
+	bool moved = false;
+
+	for (transit = lane->moving.first; transit; transit = next) {
+		next = transit->next;
 		switch (transit->state) {
 		case COPYABLE:
 			moved |= copy(lane, transit);
 			break;
 		case COPYING:
-			moved |= copied(lane, transit);
+			if (transit->copying & behind)
+				break;
+			if (copied(lane, transit))
+				moved = true;
+			else
+				behind |= transit->copying;
 			break;
-		case WAITING:
-			if (os_now() < transit->due_ns)
+		default:
+			if (lane->leaving || os_now() < transit->due_ns)
 				break;
 			moved = true;
 			send_again(lane, transit);
-			break;
-		case SENDABLE:
-			if (lane->queue.queued >= take_depth(lane))
-				break;
-			send(lane, transit);
-			moved |= transit->state != SENDABLE;
-			break;
-		default:
 			break;
 		}
 	}
 	return moved;
 }
 
+bool transit_advance(struct lane *lane)
+{
+	bool moved = advance_moving(lane);
+
+	if (!lane->leaving)
+		return send_ready(lane) || moved;
+	moved |= give_back(lane, &lane->moving);
+	return give_back(lane, &lane->to_send) || moved;
+}
+
 uint64_t transit_next_due(const struct lane *lane)
 {
-	const struct staging *staging = &lane->staging;
 	uint64_t first = UINT64_MAX;
 
 	if (!lane->waiting)
 		return first;
-	for (unsigned int i = staging_next(staging, 0); i < staging->slot_count;
-	     i = staging_next(staging, i + 1)) {
-		const struct transit *transit = &lane->transits[i];
-
+	for (const struct transit *transit = lane->moving.first; transit; transit = transit->next)
 		if (transit->state == WAITING && transit->due_ns < first)
 			first = transit->due_ns;
-	}
 	return first;
 }
 
@@ -497,7 +580,7 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	transit->offset = transit->start = head->offset;
 	transit->end = last->offset + last->length;
 	transit->sent = transit->edge_bytes = 0;
-	transit->through = false;
+	transit->through = transit->looked = false;
 	transit->retries = 0;
 	transit->born_ns = 0;
 	memset(io, 0, offsetof(struct queue_request, error));
@@ -520,12 +603,18 @@ static size_t lead_of(const struct lane *lane, const struct transit *transit)
 /* A slot with `size` bytes of staging memory, growing the staging where that helps. */
 static struct slot *find_slot(struct lane *lane, size_t size)
 {
-	struct slot *slot = staging_take(&lane->staging, size);
+	struct staging *staging = &lane->staging;
+	bool ahead = lane->job->schedule->ahead;
+	struct slot *slot = ahead ? staging_take_unused(staging, size)
+				  : staging_take(staging, size);
 
-	if (!slot && size && staging_can_grow(&lane->staging) &&
-	    !lane_add_piece(lane, lane->staging.piece_count ? PIECE_MORE : PIECE_FIRST))
-		slot = staging_take(&lane->staging, size);
-	return slot;
+	if (!slot && size && staging_can_grow(staging) &&
+	    !lane_add_piece(lane, staging->piece_count ? PIECE_MORE : PIECE_FIRST))
+		slot = staging_take_unused(staging, size);
+	/* Who gathers takes what is free again only when there is nothing new to be had: making
+	 * memory is slow, so the store frees some meanwhile, and the next save, which is faster,
+	 * would have to make what this one did without. */
+	return !slot && ahead ? staging_take(staging, size) : slot;
 }
 
 bool transit_issue(struct lane *lane)
@@ -543,6 +632,8 @@ bool transit_issue(struct lane *lane)
 	span = take_span(lane, range.first, range.first + range.count - 1);
 	slot = find_slot(lane, memory || lends ? 0 : (size_t)span);
 	if (!slot) {
+		atomic_store_explicit(&lane->job->streamed, true, memory_order_relaxed);
+		lane->full = true;
 		take_hold(lane, range);
 		return false;
 	}
@@ -562,11 +653,10 @@ bool transit_issue(struct lane *lane)
 	if (!lane_writes(lane)) {
 		send(lane, transit);
 	} else if (memory) {
-		if (lane->path.kind->seen)
-			look(lane, transit);
 		set_state(lane, transit, SENDABLE);
 	} else {
 		set_state(lane, transit, COPYABLE);
+		copy(lane, transit);
 	}
 	return true;
 }

@@ -16,8 +16,10 @@
 /* What is read at a time, and between two looks at a disk that rests. */
 #define PIECE ((uint64_t)4 << 20)
 #define BURST ((uint64_t)16 << 20)
-/* Files that wait at the same time, each with a descriptor. */
+/* Files that wait at the same time, each with a descriptor: so many, and no more than this part of
+ * those that the process may have. */
 #define FILES_MAX 256u
+#define FILES_PART 4u
 /* Holes up to this are read, too: a huge page is no smaller. */
 #define HOLE ((uint64_t)2 << 20)
 
@@ -80,15 +82,6 @@ static void file_free(struct warm_file *file)
 		os_close(file->fd);
 	free(file->ranges);
 	free(file);
-}
-
-static size_t count_locked(const struct warm *warm)
-{
-	size_t count = 0;
-
-	for (const struct warm_file *file = warm->first; file; file = file->next)
-		count++;
-	return count;
 }
 
 static void free_all(struct warm_file *file)
@@ -212,6 +205,17 @@ static void clear_queue(struct warm *warm)
 	pthread_mutex_unlock(&warm->lock);
 }
 
+/* Where memory got short all is given up: what the first file leaves is not for those that wait. */
+static void give_up_short_locked(struct warm *warm, uint64_t available)
+{
+	uint64_t left = warm->left;
+
+	for (struct warm_file *file = warm->first; file; file = file->next)
+		if (!fits(left, available, file->unasked))
+			give_up_locked(warm, file, "memory got short: %llu MiB are available",
+				       (unsigned long long)available >> 20);
+}
+
 /* May it be gone on with? If not, what is left of the file is given up. */
 static bool may_go_on(struct warm *warm, struct warm_file *file)
 {
@@ -222,9 +226,7 @@ static bool may_go_on(struct warm *warm, struct warm_file *file)
 	pthread_mutex_lock(&warm->lock);
 	if (!current)
 		give_up_locked(warm, file, CHANGED);
-	else if (!fits(warm->left, available, file->unasked))
-		give_up_locked(warm, file, "memory got short: %llu MiB are available",
-			       (unsigned long long)available >> 20);
+	give_up_short_locked(warm, available);
 	current = !file->dropped;
 	pthread_mutex_unlock(&warm->lock);
 	return current;
@@ -389,17 +391,25 @@ static bool is_listed(const struct warm_file *file, struct warm_range range)
 	return false;
 }
 
-/* The same file of an earlier job takes the ranges over, so that nobody who reads tensor by tensor
- * has a descriptor for each. False: there is none, or no memory. */
-static bool join_locked(struct warm *warm, const struct warm_file *file)
+/* The same file of an earlier job that waits; NULL: there is none. */
+static struct warm_file *find_locked(const struct warm *warm, const struct warm_file *file)
 {
 	struct warm_file *known = warm->first;
-	struct warm_range *room;
 
 	while (known && (!known->left || known->unasked != file->unasked ||
 			 !is_same(&known->as_it_was, &file->as_it_was) ||
 			 !same_time(known->as_it_was.st_mtim, file->as_it_was.st_mtim)))
 		known = known->next;
+	return known;
+}
+
+/* It takes the ranges over, so that nobody who reads tensor by tensor has a descriptor for each.
+ * False: there is none, or no memory. */
+static bool join_locked(struct warm *warm, const struct warm_file *file)
+{
+	struct warm_file *known = find_locked(warm, file);
+	struct warm_range *room;
+
 	room = known ? os_realloc(known->ranges, known->count + file->count, sizeof(*room)) : NULL;
 	if (!room)
 		return false;
@@ -440,7 +450,7 @@ static int start_locked(struct warm *warm)
 
 	if (warm->running || !warm->first)
 		return 0;
-	rc = os_thread_start(&thread, warm_run, warm);
+	rc = os_thread_start_aside(&thread, warm_run, warm);
 	if (!rc) {
 		warm->running = true;
 		pthread_detach(thread);
@@ -452,12 +462,51 @@ static int start_locked(struct warm *warm)
 	return rc;
 }
 
+/* How many files may wait. */
+static size_t files_most(void)
+{
+	uint64_t part = os_files_limit() / FILES_PART;
+
+	return part < FILES_MAX ? (size_t)part : FILES_MAX;
+}
+
+/* Bytes that would be left to read with these files; -EMFILE: too many files would wait. */
+static int weigh_locked(const struct warm *warm, const struct warm_file *files, uint64_t *left)
+{
+	size_t count = 0;
+
+	*left = warm->left;
+	for (const struct warm_file *file = warm->first; file; file = file->next)
+		count++;
+	for (; files; files = files->next) {
+		const struct warm_file *known = find_locked(warm, files);
+
+		count += !known;
+		for (size_t i = 0; i < files->count; i++)
+			if (!known || !is_listed(known, files->ranges[i]))
+				*left += files->ranges[i].length;
+	}
+	return count > files_most() ? -EMFILE : 0;
+}
+
 static bool on_own_disks(const struct plan *plan)
 {
 	for (size_t i = 0; i < plan->object_count; i++)
 		if (!os_filesystem_is_own(plan->objects[i]->info.filesystem))
 			return false;
 	return true;
+}
+
+static size_t count_files(const struct schedule *schedule)
+{
+	const struct work *work = &schedule->work[AROUND];
+	const struct plan_request *requests = schedule->plan->requests;
+	size_t count = 0;
+
+	for (size_t i = 0; i < work->count; i++)
+		count += !i || requests[work->requests[i]].object !=
+				       requests[work->requests[i - 1]].object;
+	return count;
 }
 
 /* The files of a schedule, one after the other. */
@@ -468,10 +517,14 @@ static int files_new(const struct warm *warm, const struct schedule *schedule, b
 	size_t next = 0;
 
 	*files = NULL;
+	/* Not even for a moment more descriptors than that. */
+	if (count_files(schedule) > files_most())
+		return -EMFILE;
 	while (next < schedule->work[AROUND].count) {
 		*end = file_new(warm, schedule, &next, unasked);
 		if (!*end) {
 			free_all(*files);
+			*files = NULL;
 			return -ENOMEM;
 		}
 		end = &(*end)->next;
@@ -482,7 +535,7 @@ static int files_new(const struct warm *warm, const struct schedule *schedule, b
 void warm_begin(struct warm *warm, const struct schedule *schedule, bool unasked, uint64_t *bytes,
 		char reason[PEN_REASON_MAX])
 {
-	uint64_t available = memory_available(warm->root), wanted = 0, all;
+	uint64_t available = memory_available(warm->root), wanted = 0, all = 0;
 	struct warm_file *files;
 	int rc;
 
@@ -496,19 +549,20 @@ void warm_begin(struct warm *warm, const struct schedule *schedule, bool unasked
 	for (struct warm_file *file = rc ? NULL : files; file; file = file->next)
 		wanted += file->left;
 	pthread_mutex_lock(&warm->lock);
-	all = warm->left + wanted;
-	if (!rc && count_locked(warm) >= FILES_MAX) {
-		free_all(files);
-		rc = -EMFILE;
-	} else if (!rc && fits(all, available, unasked)) {
+	if (!rc)
+		rc = weigh_locked(warm, files, &all);
+	if (!rc && fits(all, available, unasked)) {
 		add_locked(warm, files);
+		files = NULL;
 		rc = start_locked(warm);
 		*bytes = rc ? 0 : wanted;
-	} else if (!rc) {
-		free_all(files);
 	}
 	pthread_mutex_unlock(&warm->lock);
-	if (rc)
+	free_all(files);
+	if (rc == -EMFILE)
+		text_copy(reason, PEN_REASON_MAX, "left out of the page cache: more files would "
+						  "wait than may be held open for it");
+	else if (rc)
 		text_copy(reason, PEN_REASON_MAX, "left out of the page cache: there is no thread, "
 						  "memory or descriptor to bring them in with");
 	else if (*bytes)

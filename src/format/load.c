@@ -312,6 +312,7 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 			.object = model->files[tensor->file].object,
 			.offset = tensor->offset + box.start,
 			.memory = placements[i].memory,
+			.device = placements[i].device,
 			.group = i,
 		}, next);
 	}

@@ -623,11 +623,11 @@ static int open_folder(struct pen_model *model, const char *path, struct pen_err
 
 /* --------------------------------------------------------------------------------- public -- */
 
-static int no_name(const char *message, struct pen_error *err)
+static int no_name(int code, const char *message, struct pen_error *err)
 {
-	error_set(err, -EINVAL, "open the model", "\"\"", -1, "%s", message);
+	error_set(err, code, "open the model", "\"\"", -1, "%s", message);
 	error_hint(err, "Name a file or a folder");
-	return -EINVAL;
+	return code;
 }
 
 /* A model without files. All that it will have belong together, wherever the process may go in the
@@ -641,10 +641,10 @@ static int start_model(const char *const *paths, size_t count, struct pen_model 
 	error_clear(err);
 	*model = NULL;
 	if (!count)
-		return no_name("no file is named", err);
+		return no_name(-EINVAL, "no file is named", err);
 	for (size_t i = 0; i < count; i++) {
 		if (!paths[i][0])
-			return no_name("the name is empty", err);
+			return no_name(-ENOENT, "the name is empty", err);
 		relative |= paths[i][0] != '/';
 	}
 	*model = os_calloc(1, sizeof(**model));

@@ -34,12 +34,13 @@ bool torch_is_storage(const struct pen_torch_record *record)
 static int check_start(struct pen_torch *file, struct pen_error *err)
 {
 	unsigned char first[8] = { 0 };
-	uint64_t size = pen_object_size(file->object);
-	int rc = object_read(file->object, first, size < 8 ? (size_t)size : 8, 0, err);
+	int rc = object_read(file->object, first, file->size < 8 ? (size_t)file->size : 8,
+			     file->base, err);
 
 	if (rc || !memcmp(first, "PK\3\4", 4))
 		return rc;
-	rc = words_bad(err, file->path, 0, "it is not a zip file, as torch.save writes");
+	rc = words_bad(err, file->path, (int64_t)file->base,
+		       "it is not a zip file, as torch.save writes");
 	if (first[0] == 0x80)
 		error_hint(err, "It is a pickle, as old files of torch.save are: use torch.load");
 	else if (!memcmp(first, "version ", 8))
@@ -53,21 +54,21 @@ static int check_start(struct pen_torch *file, struct pen_error *err)
 
 static int read_directory(struct pen_torch *file, struct pen_error *err)
 {
-	uint64_t size = pen_object_size(file->object);
-	size_t length = size < ZIP_TAIL ? (size_t)size : ZIP_TAIL;
+	size_t length = file->size < ZIP_TAIL ? (size_t)file->size : ZIP_TAIL;
 	unsigned char tail[ZIP_TAIL];
 	struct zip_end end;
 	void *directory;
-	int rc = object_read(file->object, tail, length, size - length, err);
+	int rc = object_read(file->object, tail, length, file->base + file->size - length, err);
 
 	if (!rc)
-		rc = zip_find_end(file->path, tail, length, size, &end, err);
+		rc = zip_find_end(file->path, tail, length, file->size, &end, err);
 	if (rc)
 		return rc;
 	directory = os_calloc(1, (size_t)end.length);
 	if (!directory)
 		return no_memory(file->path, err);
-	rc = object_read(file->object, directory, (size_t)end.length, end.directory, err);
+	rc = object_read(file->object, directory, (size_t)end.length, file->base + end.directory,
+			 err);
 	if (!rc)
 		rc = zip_parse(file->path, directory, &end, &file->zip, err);
 	free(directory);
@@ -84,10 +85,11 @@ static int read_headers(struct pen_torch *file, struct pen_error *err)
 	if (!bytes)
 		return no_memory(file->path, err);
 	for (size_t i = 0; i < zip->count; i++)
-		object_fetch(file->object, zip->entries[i].header / PAGE * PAGE, PAGE);
+		object_fetch(file->object, (file->base + zip->entries[i].header) / PAGE * PAGE,
+			     PAGE);
 	for (size_t i = 0; !rc && i < zip->count; i++) {
 		rc = object_read(file->object, bytes, zip_local_length(zip, i),
-				 zip->entries[i].header, err);
+				 file->base + zip->entries[i].header, err);
 		if (!rc)
 			rc = zip_check_local(file->path, zip, i, bytes, err);
 	}
@@ -128,7 +130,7 @@ static int name_records(struct pen_torch *file, struct pen_error *err)
 		if (entry->name_length == prefix)
 			continue;
 		*record = (struct pen_torch_record){
-			.name = entry->name + prefix, .offset = entry->offset,
+			.name = entry->name + prefix, .offset = file->base + entry->offset,
 			.bytes = entry->bytes, .crc32 = entry->crc32,
 			.flags = entry->method ? PEN_TORCH_PACKED : 0,
 		};
@@ -153,12 +155,11 @@ static int check_pickle(struct pen_torch *file, struct pen_error *err)
 	return -EBADMSG;
 }
 
-static int open_file(struct pen_torch *file, const char *path, struct pen_error *err)
+/* Object, base and size are set. */
+static int read_zip(struct pen_torch *file, const char *path, struct pen_error *err)
 {
-	int rc = pen_object_open(path, PEN_READ, 0, &file->object, err);
+	int rc;
 
-	if (rc)
-		return rc;
 	file->path = os_calloc(1, strlen(path) + 1);
 	if (!file->path)
 		return no_memory(path, err);
@@ -187,7 +188,41 @@ int pen_torch_open(const char *path, struct pen_torch **file, struct pen_error *
 	error_clear(err);
 	if (!new)
 		return no_memory(path, err);
-	rc = open_file(new, path, err);
+	rc = pen_object_open(path, PEN_READ, 0, &new->object, err);
+	if (!rc) {
+		new->size = pen_object_size(new->object);
+		rc = read_zip(new, path, err);
+	}
+	if (rc)
+		pen_torch_close(new);
+	else
+		*file = new;
+	return rc;
+}
+
+int pen_torch_open_item(struct pen_object *object, uint64_t offset, uint64_t size,
+			struct pen_torch **file, struct pen_error *err)
+{
+	struct pen_torch *new;
+	uint64_t end;
+	int rc;
+
+	*file = NULL;
+	error_clear(err);
+	if (__builtin_add_overflow(offset, size, &end) || end > pen_object_size(object)) {
+		words_bad(err, object->name, -1, "it ends before the %llu bytes at %llu",
+			  (unsigned long long)size, (unsigned long long)offset);
+		error_hint(err, "%s", DAMAGED);
+		return -EBADMSG;
+	}
+	new = os_calloc(1, sizeof(*new));
+	if (!new)
+		return no_memory(object->name, err);
+	new->object = object;
+	new->borrowed = true;
+	new->base = offset;
+	new->size = size;
+	rc = read_zip(new, object->name, err);
 	if (rc)
 		pen_torch_close(new);
 	else
@@ -204,7 +239,8 @@ void pen_torch_close(struct pen_torch *file)
 	free(file->by_name);
 	free(file->records);
 	free(file->zip);
-	pen_object_close(file->object);
+	if (!file->borrowed)
+		pen_object_close(file->object);
 	free(file->path);
 	free(file);
 }

@@ -22,8 +22,10 @@
 struct pen_torch {
 	char *path;
 	struct pen_object *object;
-	struct zip *zip;
-	struct pen_torch_record *records;
+	bool borrowed;				/* the object is the caller's */
+	uint64_t base, size;			/* the zip's bytes in the object */
+	struct zip *zip;			/* offsets are from `base` on */
+	struct pen_torch_record *records;	/* offsets are the object's */
 	const struct pen_torch_record **by_name;
 	size_t record_count;
 	struct pickle pickle;			/* empty until tensors are asked for */

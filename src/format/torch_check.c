@@ -23,12 +23,18 @@
 #define WINDOW (64u << 20)	/* what pen_torch_verify() reads at once; a multiple of any chunk */
 #define DAMAGED "The file is damaged: take another copy of it"
 
-struct pen_torch_check {
+/* What is known of one zip. */
+struct known {
 	struct pen_torch *file;
-	struct pen_digests digests;
 	unsigned char *record;		/* the table's record; NULL: there is none that is right */
 	struct torch_table table;	/* its chunk is that of the digests where there is none */
 	int by;
+};
+
+struct pen_torch_check {
+	struct pen_digests digests;
+	size_t count;
+	struct known known[];		/* zips of one object */
 };
 
 /* ------------------------------------------------------------------------------- digests -- */
@@ -150,45 +156,45 @@ static struct torch_table expected_table(const struct pen_torch *file, uint64_t 
 }
 
 /* One of a later kind, or of a file that was packed anew since, is as good as none. */
-static int use_table(struct pen_torch_check *check, const struct pen_torch_record *record,
+static int use_table(struct known *known, const struct pen_torch_record *record,
 		     struct pen_error *err)
 {
-	const unsigned char *head = check->record;
+	const unsigned char *head = known->record;
 	struct torch_table wanted;
 	uint64_t chunk;
 
 	if (record->bytes < TORCH_TABLE_HEAD || memcmp(head, MAGIC, 8))
-		return bad_table(check->file, record, "does not begin like one", err);
+		return bad_table(known->file, record, "does not begin like one", err);
 	chunk = zip_get(head + 16, 8);
 	if (zip_get(head + 8, 4) != TABLE_VERSION || zip_get(head + 12, 4) != PEN_DIGEST_CRC32)
 		return 0;
 	if (chunk < CHUNK_MIN || chunk > CHUNK_MAX || chunk & (chunk - 1))
-		return bad_table(check->file, record, "has chunks of a size that is none", err);
-	wanted = expected_table(check->file, chunk);
+		return bad_table(known->file, record, "has chunks of a size that is none", err);
+	wanted = expected_table(known->file, chunk);
 	if (zip_get(head + 24, 8) != wanted.places)
 		return 0;
 	if (zip_get(head + 32, 8) != wanted.count ||
 	    (record->bytes - TORCH_TABLE_HEAD) / 8 != wanted.count || record->bytes % 8)
-		return bad_table(check->file, record, "has not one for each chunk", err);
-	check->table = wanted;
-	check->by = PEN_TORCH_BY_TABLE;
+		return bad_table(known->file, record, "has not one for each chunk", err);
+	known->table = wanted;
+	known->by = PEN_TORCH_BY_TABLE;
 	return 0;
 }
 
-static int read_table(struct pen_torch_check *check, struct pen_error *err)
+static int read_table(struct known *known, struct pen_error *err)
 {
-	const struct pen_torch_record *record = pen_torch_find(check->file, TORCH_TABLE);
+	const struct pen_torch_record *record = pen_torch_find(known->file, TORCH_TABLE);
 	int rc;
 
 	if (!record || record->flags & PEN_TORCH_PACKED)
 		return 0;
 	if (record->bytes > TORCH_TABLE_MAX)
-		return bad_table(check->file, record, "is larger than any", err);
-	check->record = os_calloc(1, (size_t)record->bytes + 1);
-	if (!check->record)
-		return error_sys(err, -ENOMEM, "verify", check->file->path, -1);
-	rc = pen_torch_read(check->file, record, check->record, err);
-	return rc ? rc : use_table(check, record, err);
+		return bad_table(known->file, record, "is larger than any", err);
+	known->record = os_calloc(1, (size_t)record->bytes + 1);
+	if (!known->record)
+		return error_sys(err, -ENOMEM, "verify", known->file->path, -1);
+	rc = pen_torch_read(known->file, record, known->record, err);
+	return rc ? rc : use_table(known, record, err);
 }
 
 int pen_torch_verifiable(const struct pen_torch *file)
@@ -207,55 +213,89 @@ static bool has_digests(const struct pen_torch_record *record)
 	return !(record->flags & PEN_TORCH_PACKED);
 }
 
-static int set_up(struct pen_torch_check *check, const struct pen_options *options,
-		  struct pen_error *err)
+static int set_up(struct known *known, struct pen_error *err)
 {
-	struct pen_torch *file = check->file;
-	uint64_t chunk;
-	int rc = read_table(check, err);
+	int rc = read_table(known, err);
 
-	if (rc)
+	if (rc || known->by == PEN_TORCH_BY_TABLE)
 		return rc;
-	if (check->by != PEN_TORCH_BY_TABLE) {
-		check->by = pen_torch_find(file, "data.pkl")->crc32 ? PEN_TORCH_BY_CRC32
-								    : PEN_TORCH_BY_NOTHING;
-		check->table.chunk = TORCH_CHUNK;
+	known->by = pen_torch_find(known->file, "data.pkl")->crc32 ? PEN_TORCH_BY_CRC32
+								   : PEN_TORCH_BY_NOTHING;
+	known->table.chunk = TORCH_CHUNK;
+	return 0;
+}
+
+/* Chunks that all tables consist of, cut where any record begins or ends. */
+static int set_up_digests(struct pen_torch_check *check, const struct pen_options *options)
+{
+	struct pen_object *object = check->known[0].file->object;
+	uint64_t chunk = CHUNK_MAX;
+	size_t records = 0;
+
+	for (size_t k = 0; k < check->count; k++) {
+		if (chunk > check->known[k].table.chunk)
+			chunk = check->known[k].table.chunk;
+		records += check->known[k].file->record_count;
 	}
-	chunk = torch_chunk(options, check->table.chunk);
-	if (torch_digests_init(&check->digests, file->object, chunk, pen_object_size(file->object),
-			       2 * file->record_count))
-		return error_sys(err, -ENOMEM, "verify", file->path, -1);
-	for (size_t i = 0; i < file->record_count; i++)
-		if (has_digests(&file->records[i]))
-			torch_digests_cut(&check->digests, file->records[i].offset,
-					  file->records[i].bytes);
+	if (torch_digests_init(&check->digests, object, torch_chunk(options, chunk),
+			       pen_object_size(object), 2 * records))
+		return -ENOMEM;
+	for (size_t k = 0; k < check->count; k++) {
+		const struct pen_torch *file = check->known[k].file;
+
+		for (size_t i = 0; i < file->record_count; i++)
+			if (has_digests(&file->records[i]))
+				torch_digests_cut(&check->digests, file->records[i].offset,
+						  file->records[i].bytes);
+	}
 	return 0;
 }
 
 static void check_free(struct pen_torch_check *check)
 {
 	torch_digests_fini(&check->digests);
-	free(check->record);
+	for (size_t k = 0; k < check->count; k++)
+		free(check->known[k].record);
 	free(check);
 }
 
-int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
-			struct pen_torch_check **check, struct pen_error *err)
+int pen_torch_check_items(struct pen_torch *const *files, size_t count,
+			  const struct pen_options *options, struct pen_torch_check **check,
+			  struct pen_error *err)
 {
-	struct pen_torch_check *new = os_calloc(1, sizeof(*new));
-	int rc;
+	struct pen_torch_check *new;
+	int rc = 0;
 
 	*check = NULL;
 	error_clear(err);
+	if (!count)
+		return error_set(err, -EINVAL, "verify", "a file", -1, "it has no items");
+	for (size_t k = 1; k < count; k++)
+		if (files[k]->object != files[0]->object ||
+		    files[k]->base < files[k - 1]->base + files[k - 1]->size)
+			return error_set(err, -EINVAL, "verify", files[k]->path, -1,
+					 "its items are not in the order of offsets");
+	new = os_calloc(1, sizeof(*new) + count * sizeof(new->known[0]));
 	if (!new)
-		return error_sys(err, -ENOMEM, "verify", file->path, -1);
-	new->file = file;
-	rc = set_up(new, options, err);
+		return error_sys(err, -ENOMEM, "verify", files[0]->path, -1);
+	new->count = count;
+	for (size_t k = 0; !rc && k < count; k++) {
+		new->known[k].file = files[k];
+		rc = set_up(&new->known[k], err);
+	}
+	if (!rc && set_up_digests(new, options))
+		rc = error_sys(err, -ENOMEM, "verify", files[0]->path, -1);
 	if (rc)
 		check_free(new);
 	else
 		*check = new;
 	return rc;
+}
+
+int pen_torch_check_new(struct pen_torch *file, const struct pen_options *options,
+			struct pen_torch_check **check, struct pen_error *err)
+{
+	return pen_torch_check_items(&file, 1, options, check, err);
 }
 
 const struct pen_digests *pen_torch_check_digests(const struct pen_torch_check *check)
@@ -281,19 +321,19 @@ static const struct pen_torch_tensor *tensor_at(struct pen_torch *file, size_t r
 }
 
 /* From `at` up to `stop` something is wrong in record `index`. */
-static int mismatch(const struct pen_torch_check *check, size_t index, uint64_t at, uint64_t stop,
+static int mismatch(struct pen_torch *file, size_t index, uint64_t at, uint64_t stop,
 		    struct pen_error *err)
 {
-	const struct pen_torch_record *record = &check->file->records[index];
-	const struct pen_torch_tensor *tensor = tensor_at(check->file, index, at);
+	const struct pen_torch_record *record = &file->records[index];
+	const struct pen_torch_tensor *tensor = tensor_at(file, index, at);
 	char shown[WORDS_NAME], of[WORDS_NAME + 16] = "";
 
 	if (!err)
 		return -EILSEQ;
-	if (tensor)
+	if (tensor && tensor->name_length)
 		snprintf(of, sizeof(of), ", tensor %s",
 			 words_text(shown, tensor->name, tensor->name_length));
-	error_vendor(err, -EILSEQ, PEN_DOMAIN_FORMAT, 0, "verify", check->file->path,
+	error_vendor(err, -EILSEQ, PEN_DOMAIN_FORMAT, 0, "verify", file->path,
 		     "record %.60s%s: the %llu bytes from here on are not those that were saved",
 		     record->name, of, (unsigned long long)(stop - at));
 	err->offset = (int64_t)at;
@@ -335,11 +375,11 @@ static struct seen look_at(const struct pen_digests *digests, uint64_t at, uint6
 }
 
 /* `table` is where the digests of a storage begin in the table; NULL: it has none. */
-static int check_record(const struct pen_torch_check *check, size_t index,
-			const unsigned char *table, struct pen_torch_checked *checked,
-			struct pen_error *err)
+static int check_record(const struct pen_digests *digests, const struct known *known,
+			size_t index, const unsigned char *table,
+			struct pen_torch_checked *checked, struct pen_error *err)
 {
-	const struct pen_torch_record *record = &check->file->records[index];
+	const struct pen_torch_record *record = &known->file->records[index];
 	uint64_t at = record->offset, end = at + record->bytes, next, passed = 0, right = 0;
 	uint64_t crc32 = 0;
 	bool whole = true;
@@ -347,8 +387,8 @@ static int check_record(const struct pen_torch_check *check, size_t index,
 	for (; at < end; at = next) {
 		struct seen seen;
 
-		next = chunk_end(check->table.chunk, at, end);
-		seen = look_at(&check->digests, at, next);
+		next = chunk_end(known->table.chunk, at, end);
+		seen = look_at(digests, at, next);
 		passed += seen.passed;
 		whole &= seen.whole;
 		if (whole && record->crc32)
@@ -356,13 +396,13 @@ static int check_record(const struct pen_torch_check *check, size_t index,
 		if (!table)
 			continue;
 		if (seen.whole && seen.crc32 != zip_get(table, 8))
-			return mismatch(check, index, at, next, err);
+			return mismatch(known->file, index, at, next, err);
 		right += seen.whole ? next - at : 0;
 		table += 8;
 	}
 	if (whole && record->crc32) {
 		if (crc32 != record->crc32)
-			return mismatch(check, index, record->offset, end, err);
+			return mismatch(known->file, index, record->offset, end, err);
 		right = record->bytes;
 	}
 	checked->verified += right;
@@ -370,23 +410,24 @@ static int check_record(const struct pen_torch_check *check, size_t index,
 	return 0;
 }
 
-static int compare(const struct pen_torch_check *check, struct pen_torch_checked *checked,
-		   struct pen_error *err)
+static int compare(const struct pen_digests *digests, const struct known *known,
+		   struct pen_torch_checked *checked, struct pen_error *err)
 {
-	const struct pen_torch *file = check->file;
+	const struct pen_torch *file = known->file;
 	const unsigned char *table = NULL;
 	int rc = 0;
 
-	if (check->by == PEN_TORCH_BY_TABLE)
-		table = check->record + TORCH_TABLE_HEAD;
+	if (known->by == PEN_TORCH_BY_TABLE)
+		table = known->record + TORCH_TABLE_HEAD;
 	for (size_t i = 0; !rc && i < file->record_count; i++) {
 		const struct pen_torch_record *record = &file->records[i];
 		bool storage = torch_is_storage(record);
 
 		if (has_digests(record))
-			rc = check_record(check, i, storage ? table : NULL, checked, err);
+			rc = check_record(digests, known, i, storage ? table : NULL, checked,
+					  err);
 		if (storage && table)
-			table += 8 * torch_chunks(check->table.chunk, record->offset,
+			table += 8 * torch_chunks(known->table.chunk, record->offset,
 						  record->bytes);
 	}
 	return rc;
@@ -396,11 +437,16 @@ int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked 
 			struct pen_error *err)
 {
 	struct pen_torch_checked found = PEN_TORCH_CHECKED_INIT;
-	int rc;
+	int rc = 0;
 
 	error_clear(err);
-	found.by = check->by;
-	rc = compare(check, &found, err);
+	/* Of several, what the least has. */
+	found.by = check->known[0].by;
+	for (size_t k = 0; !rc && k < check->count; k++) {
+		if (found.by > check->known[k].by)
+			found.by = check->known[k].by;
+		rc = compare(&check->digests, &check->known[k], &found, err);
+	}
 	check_free(check);
 	/* A caller compiled against an older header has a shorter struct. */
 	if (checked) {
@@ -416,14 +462,14 @@ int pen_torch_check_end(struct pen_torch_check *check, struct pen_torch_checked 
 static int read_through(struct pen_torch *file, struct pen_device *host,
 			const struct pen_options *options, struct pen_error *err)
 {
-	uint64_t end = file->zip->directory, next;
+	uint64_t end = file->base + file->zip->directory, next;
 	struct pen_extent extent = { .object = file->object };
 	int rc = pen_device_alloc(host, WINDOW, &extent.memory, err);
 
 	if (rc)
 		return rc;
-	for (uint64_t at = 0; !rc && at < end; at = next) {
-		next = end - at < WINDOW ? end : at + WINDOW;
+	for (uint64_t at = file->base; !rc && at < end; at = next) {
+		next = end - at < WINDOW - at % WINDOW ? end : at + (WINDOW - at % WINDOW);
 		extent.offset = at;
 		extent.length = next - at;
 		rc = pen_transfer(PEN_READ, host, &extent, 1, options, NULL, err);

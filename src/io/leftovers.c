@@ -39,7 +39,7 @@ int leftover_name(const char *base, char name[NAME_MAX + 1])
 	return rc;
 }
 
-static bool is_leftover(const char *name)
+bool leftover_is(const char *name)
 {
 	const char *mark = NULL, *number;
 
@@ -60,20 +60,22 @@ bool leftover_has_name(int directory, const char *name, int fd)
 }
 
 /* Whatever cannot be done here is left: it may be somebody else's. */
-static void remove_if_dead(int directory, const char *name)
+bool leftover_remove(int directory, const char *name)
 {
 	struct stat st;
+	bool removed;
 	int fd;
 
 	/* Looked at before it is opened, which does things to what is no file. */
 	if (os_lstat(directory, name, &st) || !S_ISREG(st.st_mode))
-		return;
+		return false;
 	fd = os_open(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0);
 	if (fd < 0)
-		return;
-	if (!os_lock(fd) && leftover_has_name(directory, name, fd))
-		os_unlink(directory, name);
+		return false;
+	removed = !os_lock(fd) && leftover_has_name(directory, name, fd) &&
+		  !os_unlink(directory, name);
 	os_close(fd);
+	return removed;
 }
 
 struct sweep {
@@ -85,8 +87,8 @@ static int sweep_name(const char *name, void *context)
 {
 	struct sweep *sweep = context;
 
-	if (is_leftover(name))
-		remove_if_dead(sweep->directory, name);
+	if (leftover_is(name))
+		leftover_remove(sweep->directory, name);
 	return ++sweep->names == SWEEP_NAMES;
 }
 

@@ -36,10 +36,8 @@ int object_open(int start, const char *name, enum pen_mode mode, uint64_t size,
 	*object = NULL;
 	if (mode < PEN_READ || mode > PEN_WRITE_IN_PLACE)
 		return error_set(err, -EINVAL, "open", name, -1, "%d is no mode", (int)mode);
-	if (!name[0]) {
-		error_set(err, -EINVAL, "open", "\"\"", -1, "the name is empty");
-		return -EINVAL;
-	}
+	if (!name[0])	/* as open(2) has it */
+		return error_set(err, -ENOENT, "open", "\"\"", -1, "the name is empty");
 	new = os_calloc(1, sizeof(*new));
 	if (!new)
 		return error_sys(err, -ENOMEM, "open", name, -1);

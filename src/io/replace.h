@@ -51,7 +51,9 @@ int inherit(const struct place *place, int fd, mode_t fresh, const char **step);
 /* Temporary names, and what is left under them (leftovers.c). A sweep never fails: what cannot be
  * removed stays. */
 int leftover_name(const char *base, char name[NAME_MAX + 1]);
+bool leftover_is(const char *name);
 bool leftover_has_name(int directory, const char *name, int fd);
+bool leftover_remove(int directory, const char *name);	/* if nobody has it locked */
 void leftovers_sweep(const struct place *place);
 bool leftovers_are_swept(const struct place *place);
 

@@ -27,6 +27,7 @@ struct slab {
 	const struct piece_budget *maker;	/* who takes all of it first; NULL: has done so */
 	unsigned int taken;		/* pieces that the maker has had */
 	unsigned int count, idle;	/* pieces, and how many nobody has */
+	bool gathers;			/* for jobs that gather ahead, and for no others */
 	atomic_uint untouched;		/* pieces that have no pages yet */
 	pthread_mutex_t pin_lock;	/* held by who registers it */
 	atomic_int state;
@@ -36,6 +37,9 @@ struct slab {
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 /* All slabs; guarded by pool_lock, as is what changes in them, except for what is atomic. */
 static struct slab *pool;
+/* Idle memory kept for the next job that gathers ahead: what the last one used, and a quarter more,
+ * since lanes share it out differently each time. */
+static uint64_t gather_keep;
 
 static size_t slab_size(const struct slab *slab)
 {
@@ -110,13 +114,15 @@ static struct piece *slab_take(struct slab *slab)
 
 /* An idle piece that fits, if possible one that is registered. What another job has just made for
  * itself is left to it. */
-static struct piece *pool_find(size_t size, int node, struct pen_device *owner)
+static struct piece *pool_find(const struct piece_budget *budget, int node,
+			       struct pen_device *owner)
 {
 	struct slab *slab, *found = NULL;
 
 	for (slab = pool; slab; slab = slab->next) {
-		if (!slab->idle || slab->maker || slab->piece_size != size ||
-		    slab->node != node || slab->owner != owner)
+		if (!slab->idle || slab->maker || slab->piece_size != budget->piece_size ||
+		    slab->gathers != budget->gathers || slab->node != node ||
+		    slab->owner != owner)
 			continue;
 		found = slab;
 		if (atomic_load(&slab->state) == WHOLE)
@@ -175,6 +181,7 @@ static struct slab *pool_grow(const struct piece_budget *budget, unsigned int co
 
 	if (!slab)
 		return NULL;
+	slab->gathers = budget->gathers;
 	slab->next = pool;
 	pool = slab;
 	return slab;
@@ -193,7 +200,7 @@ static struct piece *take_together(struct piece_budget *budget, int node,
 	while (slab && slab->maker != budget)
 		slab = slab->next;
 	if (!slab) {
-		piece = pool_find(budget->piece_size, node, owner);
+		piece = pool_find(budget, node, owner);
 		if (piece)
 			return piece;
 		/* The pool could not keep more, and it would be made again for each job. */
@@ -224,6 +231,30 @@ static void give_up_together(struct piece_budget *budget)
 	pthread_mutex_unlock(&pool_lock);
 }
 
+static void unlink_slab(struct slab *slab)
+{
+	struct slab **link = &pool;
+
+	while (*link != slab)
+		link = &(*link)->next;
+	*link = slab->next;
+}
+
+/* Before a job that gathers makes memory: one slab less that another limit has left, and that this
+ * job cannot use, so that both together are never much more than either limit. */
+static void make_way(const struct piece_budget *budget, const struct pen_device *owner)
+{
+	struct slab *slab = pool;
+
+	while (slab && !(slab->gathers && slab->owner == owner && slab->idle == slab->count &&
+			 slab->piece_size != budget->piece_size))
+		slab = slab->next;
+	if (!slab)
+		return;
+	unlink_slab(slab);
+	slab_free(slab);
+}
+
 struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 			 struct pen_device *device, int *rc, struct pen_error *err)
 {
@@ -242,8 +273,10 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 	if (need == PIECE_TOGETHER && budget->together)
 		piece = take_together(budget, node, owner);
 	if (!piece)
-		piece = pool_find(budget->piece_size, node, owner);
+		piece = pool_find(budget, node, owner);
 	if (!piece) {
+		if (budget->gathers)
+			make_way(budget, owner);
 		slab = pool_grow(budget, 1, node, owner);
 		piece = slab ? slab_take(slab) : NULL;
 	}
@@ -259,6 +292,7 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
 		for (size_t at = 0; at < piece->size; at += os_page_size())
 			piece->memory[at] = 0;
 		piece->touched = true;
+		atomic_fetch_add(&budget->made_bytes, piece->size);
 		atomic_fetch_sub(&piece->slab->untouched, 1);
 	}
 	return piece;
@@ -294,42 +328,46 @@ int piece_pin(struct piece *piece, struct pen_error *err)
 	return rc;
 }
 
-static void unlink_slab(struct slab *slab)
-{
-	struct slab **link = &pool;
-
-	while (*link != slab)
-		link = &(*link)->next;
-	*link = slab->next;
-}
-
 /* Is an idle slab of no use to the next job? What the driver did not register must not come as
  * a surprise to a job that may pin less. */
 static bool useless(const struct slab *slab)
 {
-	return slab->piece_size != PIECE_SIZE ||
+	return (!slab->gathers && slab->piece_size != PIECE_SIZE) ||
 	       (slab->owner && atomic_load(&slab->state) != WHOLE);
 }
 
-/* A slab of this owner's that nobody uses and that is not worth keeping, taken out of the pool;
- * NULL: there is none. Where there are too many the smallest goes: it is the cheapest to make
- * again. Others' are left to their own jobs: only those know that the device is still there. */
-static struct slab *pool_spare(const struct pen_device *owner)
+/* Which of two idle slabs is given up first: the one of another size than the last job had, then
+ * the smaller one, which is the cheapest to make again. */
+static bool worth_less(const struct slab *slab, const struct slab *than,
+		       const struct piece_budget *budget)
 {
-	struct slab *slab, *smallest = NULL;
-	size_t kept = 0;
+	bool other = slab->piece_size != budget->piece_size;
+
+	if (!than || other != (than->piece_size != budget->piece_size))
+		return !than || other;
+	return slab_size(slab) < slab_size(than);
+}
+
+/* A slab of this owner's, and for this kind of job, that nobody uses and that is not worth keeping,
+ * taken out of the pool; NULL: there is none. Others' are left to their own jobs: only those know
+ * that the device is still there. */
+static struct slab *pool_spare(const struct piece_budget *budget, const struct pen_device *owner)
+{
+	struct slab *slab, *least = NULL;
+	uint64_t kept = 0;
 
 	for (slab = pool; slab; slab = slab->next) {
-		if (slab->idle < slab->count || slab->owner != owner)
+		if (slab->idle < slab->count || slab->owner != owner ||
+		    slab->gathers != budget->gathers)
 			continue;
 		if (useless(slab))
 			break;
 		kept += slab_size(slab);
-		if (!smallest || slab_size(slab) < slab_size(smallest))
-			smallest = slab;
+		if (worth_less(slab, least, budget))
+			least = slab;
 	}
-	if (!slab && kept > POOL_KEEP)
-		slab = smallest;
+	if (!slab && kept > (budget->gathers ? gather_keep : POOL_KEEP))
+		slab = least;
 	if (slab)
 		unlink_slab(slab);
 	return slab;
@@ -342,14 +380,28 @@ void piece_put(struct piece_budget *budget, struct piece *piece)
 
 	budget_put(budget);
 	pthread_mutex_lock(&pool_lock);
+	if (budget->gathers)
+		gather_keep = atomic_load(&budget->peak_bytes) / 4 * 5;
 	piece->idle = true;
 	piece->slab->idle++;
-	while ((spare = pool_spare(owner)) != NULL) {
+	while ((spare = pool_spare(budget, owner)) != NULL) {
 		pthread_mutex_unlock(&pool_lock);
 		slab_free(spare);
 		pthread_mutex_lock(&pool_lock);
 	}
 	pthread_mutex_unlock(&pool_lock);
+}
+
+uint64_t piece_kept(void)
+{
+	uint64_t kept = 0;
+
+	pthread_mutex_lock(&pool_lock);
+	for (const struct slab *slab = pool; slab; slab = slab->next)
+		if (slab->gathers)
+			kept += slab->idle * slab->piece_size;
+	pthread_mutex_unlock(&pool_lock);
+	return kept;
 }
 
 void piece_trim(struct pen_device *device)

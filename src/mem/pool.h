@@ -11,7 +11,9 @@
  * Invariants
  *   1. Pieces out in jobs never exceed the jobs' promises: a budget is asked before each piece.
  *   2. All pieces of a slab serve one device; it is unmapped when none of them is out.
- *   3. Pieces belong to one process: a forked child has none of them and starts a pool of its own.
+ *   3. Jobs that gather ahead and all others have slabs of their own: what is plenty for the
+ *      ones is never kept by the others.
+ *   4. Pieces belong to one process: a forked child has none of them and starts a pool of its own.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -37,7 +39,10 @@ struct piece_budget {
 	atomic_int kept;		/* of `left`: PIECE_TOGETHER and PIECE_FIRST to come */
 	int together;			/* of `kept`: PIECE_TOGETHER; under the pool's lock */
 	_Atomic uint64_t bytes, peak_bytes;	/* pinned now, pieces and others, and most ever */
+	_Atomic uint64_t made_bytes;	/* pieces that nobody had used before */
 	size_t piece_size;
+	bool gathers;			/* of a write that gathers ahead: its pieces are kept for
+					   the next such job, however many they are */
 };
 
 /* Memory of another kind that counts against the promise: bytes more, or less. */
@@ -60,6 +65,8 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
  * Lane's thread, after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_error *err);
 void piece_put(struct piece_budget *budget, struct piece *piece);
+/* Idle bytes that were left by jobs that gather ahead, for the next of them. */
+uint64_t piece_kept(void);
 /* Free what is idle and was made for `device`; NULL: for any. */
 void piece_trim(struct pen_device *device);
 

@@ -8,10 +8,11 @@
 
 int staging_init(struct staging *staging, unsigned int slots, unsigned int pieces)
 {
-	assert(slots && slots <= STAGING_SLOTS_MAX);
+	assert(slots);
 	staging->slots = os_calloc(slots, sizeof(staging->slots[0]));
+	staging->busy = os_calloc(slots / 64 + 1, sizeof(staging->busy[0]));
 	staging->pieces = os_calloc(pieces, sizeof(staging->pieces[0]));
-	if (!staging->slots || !staging->pieces) {
+	if (!staging->slots || !staging->busy || !staging->pieces) {
 		staging_fini(staging);
 		return -ENOMEM;
 	}
@@ -24,25 +25,27 @@ void staging_fini(struct staging *staging)
 {
 	assert(!staging->used && !staging->piece_count);
 	free(staging->slots);
+	free(staging->busy);
 	free(staging->pieces);
 	staging->slots = NULL;
+	staging->busy = NULL;
 	staging->pieces = NULL;
 }
 
-/* The lowest free stretch of `size` bytes of a piece, and the link that a slot there hangs on;
- * NULL where there is none. */
+/* The lowest free stretch of `size` bytes of a piece, not below *at, which becomes its place; and
+ * the link that a slot there hangs on. NULL where there is none. */
 static struct slot **find_gap(struct staged_piece *piece, size_t size, size_t *at)
 {
 	struct slot **link = &piece->first;
 
-	*at = 0;
 	if (size > piece->free)
 		return NULL;
-	while (*link && (*link)->at - *at < size) {
-		*at = (*link)->at + (*link)->size;
+	while (*link && (*link)->at < *at + size) {
+		if ((*link)->at + (*link)->size > *at)
+			*at = (*link)->at + (*link)->size;
 		link = &(*link)->next;
 	}
-	return *link || size <= piece->piece->size - *at ? link : NULL;
+	return size <= piece->piece->size - *at ? link : NULL;
 }
 
 static unsigned int first_free(const struct staging *staging)
@@ -52,17 +55,23 @@ static unsigned int first_free(const struct staging *staging)
 			return word * 64 + (unsigned int)__builtin_ctzll(~staging->busy[word]);
 }
 
-struct slot *staging_take(struct staging *staging, size_t size)
+/* From this piece on, and wherever in it, or only where no slot has been yet. */
+static struct slot *take_from(struct staging *staging, unsigned int piece, size_t size,
+			      bool unused)
 {
+	struct staged_piece *staged = NULL;
 	struct slot **link = NULL, *slot;
-	unsigned int number, piece;
+	unsigned int number;
 	size_t at = 0;
 
 	if (staging->used == staging->slot_count)
 		return NULL;
 	size = (size + os_page_size() - 1) / os_page_size() * os_page_size();
-	for (piece = 0; size && !link && piece < staging->piece_count; piece++)
-		link = find_gap(&staging->pieces[piece], size, &at);
+	for (; size && !link && piece < staging->piece_count; piece++) {
+		staged = &staging->pieces[piece];
+		at = unused ? staged->unused : 0;
+		link = find_gap(staged, size, &at);
+	}
 	if (size && !link)
 		return NULL;
 	number = first_free(staging);
@@ -70,14 +79,26 @@ struct slot *staging_take(struct staging *staging, size_t size)
 	*slot = (struct slot){ .taken = true, .at = at, .size = size };
 	if (size) {
 		slot->piece = piece - 1;
-		slot->memory = staging->pieces[piece - 1].piece->memory + at;
+		slot->memory = staged->piece->memory + at;
 		slot->next = *link;
 		*link = slot;
-		staging->pieces[piece - 1].free -= size;
+		staged->free -= size;
+		if (staged->unused < at + size)
+			staged->unused = at + size;
 	}
 	staging->busy[number / 64] |= 1ull << number % 64;
 	staging->used++;
 	return slot;
+}
+
+struct slot *staging_take(struct staging *staging, size_t size)
+{
+	return take_from(staging, 0, size, false);
+}
+
+struct slot *staging_take_unused(struct staging *staging, size_t size)
+{
+	return take_from(staging, staging->piece_count ? staging->piece_count - 1 : 0, size, true);
 }
 
 void staging_put(struct staging *staging, struct slot *slot)

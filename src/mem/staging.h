@@ -23,21 +23,21 @@ struct slot {
 	struct slot *next;		/* in the same piece, by place */
 };
 
-/* Slots of one lane: so many unless it shall gather far ahead, and never more. */
+/* Slots of one lane, unless it shall gather far ahead. */
 #define STAGING_SLOTS 64u
-#define STAGING_SLOTS_MAX 4096u
 
 struct staging {
 	struct staged_piece {
 		struct piece *piece;
 		struct slot *first;
 		size_t free;		/* bytes, in whatever stretches */
+		size_t unused;		/* where no slot has been, from here to the end */
 	} *pieces;
 	unsigned int piece_count, piece_room;
 	struct slot *slots;
 	unsigned int slot_count;
 	unsigned int used;		/* slots that are out */
-	uint64_t busy[STAGING_SLOTS_MAX / 64];
+	uint64_t *busy;			/* a bit for each slot */
 };
 
 /* -ENOMEM, or 0. fini() wants no slot in use and no piece left. */
@@ -46,6 +46,8 @@ void staging_fini(struct staging *staging);
 
 /* A slot of `size` bytes (0: only the bookkeeping); NULL where there is no room now. */
 struct slot *staging_take(struct staging *staging, size_t size);
+/* The same in the piece that was added last, and there only where no slot has been yet. */
+struct slot *staging_take_unused(struct staging *staging, size_t size);
 void staging_put(struct staging *staging, struct slot *slot);
 
 /* The number of the first slot in use from `from` on; slot_count: there is none. */

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 #include "sys/disk.h"
-#include "sys/fault.h"
 #include "sys/os.h"
 
 #define SECTOR 512u	/* of the statistics, whatever the disk has */
@@ -41,20 +40,12 @@ void disk_of(const char *root, dev_t number, struct disk *disk)
 static int add(const char *folder, struct disk_counts *counts)
 {
 	unsigned long long reads, read, writes, written, flying, discards = 0, flushes = 0;
-	char path[PATH_MAX];
-	FILE *file;
-	int found;
+	char path[PATH_MAX], text[512];
 
-	if (snprintf(path, sizeof(path), "%s/stat", folder) >= PATH_MAX || sys_fault("fopen"))
-		return -ENOENT;
-	file = fopen(path, "re");
-	if (!file)
-		return -ENOENT;
-	found = fscanf(file,
-		       "%llu %*u %llu %*u %llu %*u %llu %*u %llu %*u %*u %llu %*u %*u %*u %llu",
-		       &reads, &read, &writes, &written, &flying, &discards, &flushes);
-	fclose(file);
-	if (found < 5)
+	if (snprintf(path, sizeof(path), "%s/stat", folder) >= PATH_MAX ||
+	    os_read_text(path, text, sizeof(text)) ||
+	    sscanf(text, "%llu %*u %llu %*u %llu %*u %llu %*u %llu %*u %*u %llu %*u %*u %*u %llu",
+		   &reads, &read, &writes, &written, &flying, &discards, &flushes) < 5)
 		return -ENOENT;
 	counts->requests += reads + writes + discards + flushes;
 	counts->bytes += (read + written) * SECTOR;

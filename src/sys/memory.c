@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include "sys/fault.h"
 #include "sys/memory.h"
+#include "sys/os.h"
 
 /* What the two versions of control groups call the same things. */
 struct kind {
@@ -24,26 +24,39 @@ static const struct kind separate = {
 	{ "total_active_file", "total_inactive_file" },
 };
 
-static FILE *open_under(const char *root, const char *path)
-{
-	char full[PATH_MAX];
+/* More than any of the files has. */
+struct text {
+	char bytes[16 << 10], *rest;
+};
 
-	if (sys_fault("fopen") || snprintf(full, sizeof(full), "%s%s", root, path) >= PATH_MAX)
-		return NULL;
-	return fopen(full, "re");
+/* A file's content; none where it cannot be read. */
+static void read_under(const char *root, const char *folder, const char *group, const char *name,
+		       struct text *text)
+{
+	char path[PATH_MAX];
+
+	text->bytes[0] = 0;
+	text->rest = text->bytes;
+	if (snprintf(path, sizeof(path), "%s%s%s/%s", root, folder, group, name) < PATH_MAX &&
+	    os_read_text(path, text->bytes, sizeof(text->bytes)))
+		text->bytes[0] = 0;
+}
+
+static char *next_line(struct text *text)
+{
+	return strtok_r(NULL, "\n", &text->rest);
 }
 
 static uint64_t of_machine(const char *root)
 {
 	unsigned long long kib = ULLONG_MAX >> 10;
-	FILE *file = open_under(root, "/proc/meminfo");
-	char line[128];
+	struct text text;
+	char *line;
 
-	while (file && fgets(line, sizeof(line), file))
+	read_under(root, "/proc", "", "meminfo", &text);
+	while ((line = next_line(&text)))
 		if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
 			break;
-	if (file)
-		fclose(file);
 	return kib < ULLONG_MAX >> 10 ? (uint64_t)kib << 10 : UINT64_MAX;
 }
 
@@ -51,33 +64,24 @@ static uint64_t of_machine(const char *root)
 static bool read_number(const char *root, const struct kind *kind, const char *group,
 			const char *name, unsigned long long *number)
 {
-	char path[PATH_MAX];
-	FILE *file = NULL;
-	bool found;
+	struct text text;
 
-	if (snprintf(path, sizeof(path), "%s%s/%s", kind->mount, group, name) < PATH_MAX)
-		file = open_under(root, path);
-	found = file && fscanf(file, "%llu", number) == 1;
-	if (file)
-		fclose(file);
-	return found;
+	read_under(root, kind->mount, group, name, &text);
+	return sscanf(text.bytes, "%llu", number) == 1;
 }
 
 static uint64_t cached_by(const char *root, const struct kind *kind, const char *group)
 {
-	char path[PATH_MAX], line[128], name[64];
 	unsigned long long number;
 	uint64_t cached = 0;
-	FILE *file = NULL;
+	struct text text;
+	char name[64], *line;
 
-	if (snprintf(path, sizeof(path), "%s%s/memory.stat", kind->mount, group) < PATH_MAX)
-		file = open_under(root, path);
-	while (file && fgets(line, sizeof(line), file))
+	read_under(root, kind->mount, group, "memory.stat", &text);
+	while ((line = next_line(&text)))
 		if (sscanf(line, "%63s %llu", name, &number) == 2 &&
 		    (!strcmp(name, kind->cached[0]) || !strcmp(name, kind->cached[1])))
 			cached += number;
-	if (file)
-		fclose(file);
 	return cached;
 }
 
@@ -124,14 +128,14 @@ static uint64_t of_groups(const char *root, const struct kind *kind, char *group
 uint64_t memory_available(const char *root)
 {
 	uint64_t least = of_machine(root), left = UINT64_MAX;
-	FILE *file = open_under(root, "/proc/self/cgroup");
-	char line[PATH_MAX], list[128];
+	char list[128], *line;
+	struct text text;
 	int group;
 
 	/* "4:memory:/a/b" of the version that has a tree for each thing, "0::/a/b" of the one tree
 	 * for all. */
-	while (file && fgets(line, sizeof(line), file)) {
-		line[strcspn(line, "\n")] = 0;
+	read_under(root, "/proc", "", "self/cgroup", &text);
+	while ((line = next_line(&text))) {
 		list[0] = 0;
 		group = 0;
 		if (sscanf(line, "%*u::%n", &group) == 0 && group)
@@ -142,7 +146,5 @@ uint64_t memory_available(const char *root)
 		if (left < least)
 			least = left;
 	}
-	if (file)
-		fclose(file);
 	return least;
 }

@@ -242,6 +242,18 @@ int os_unlink(int directory, const char *name)
 	return result(unlinkat(directory, name, 0));
 }
 
+int os_mkdir(int from, const char *path, mode_t mode)
+{
+	FAULT("mkdir");
+	return result(mkdirat(from, path, mode));
+}
+
+int os_rmdir(int from, const char *path)
+{
+	FAULT("rmdir");
+	return result(unlinkat(from, path, AT_REMOVEDIR));
+}
+
 int os_may_write(int from, const char *path)
 {
 	FAULT("access");
@@ -284,6 +296,27 @@ int os_end(int fd, uint64_t *size)
 		return -errno;
 	*size = (uint64_t)end;
 	return 0;
+}
+
+int os_read_text(const char *path, char *text, size_t size)
+{
+	int fd = os_open(AT_FDCWD, path, O_RDONLY, 0);
+	size_t length = 0;
+	ssize_t n = 1;
+
+	text[0] = 0;
+	if (fd < 0)
+		return fd;
+	while (n > 0 && length < size - 1) {
+		n = os_pread(fd, text + length, size - 1 - length, length);
+		if (n == -EINTR)
+			n = 1;
+		else if (n > 0)
+			length += (size_t)n;
+	}
+	text[length] = 0;
+	os_close(fd);
+	return n < 0 ? (int)n : 0;
 }
 
 int os_list(int from, const char *path, int (*each)(const char *name, void *context), void *context)
@@ -422,6 +455,26 @@ int os_random(int fd)
 #define MADV_POPULATE_READ 22
 #endif
 
+/* Asked for more at a time, the kernel may take only the beginning: as much as the disk takes in
+ * one request or, if that is more, as it reads ahead, which is this much where nobody set it. */
+#define WILLNEED_STEP (128ul << 10)
+
+static int will_need(int fd, uint64_t offset, uint64_t length)
+{
+	uint64_t end = offset + length, next;
+	int rc = 0;
+
+	for (; !rc && offset < end; offset = next) {
+		FAULT("fadvise");
+		next = (offset / WILLNEED_STEP + 1) * WILLNEED_STEP;
+		if (next > end)
+			next = end;
+		rc = -posix_fadvise(fd, (off_t)offset, (off_t)(next - offset),
+				    POSIX_FADV_WILLNEED);
+	}
+	return rc;
+}
+
 /*
  * The kernel fetches for a mapping that wishes for huge pages 2 MiB at a time, as one piece of
  * memory: that costs far less CPU time than any other way into the page cache, and what is
@@ -429,8 +482,7 @@ int os_random(int fd)
  */
 int os_fetch(int fd, uint64_t offset, uint64_t length)
 {
-	/* Whole huge pages: what is next to it is wanted next. */
-	uint64_t start = offset / HUGE_PAGE * HUGE_PAGE;
+	uint64_t page = os_page_size(), start = offset / page * page;
 	size_t size = (size_t)(offset + length - start);
 	void *map;
 	int rc;
@@ -438,16 +490,18 @@ int os_fetch(int fd, uint64_t offset, uint64_t length)
 	FAULT("fetch");
 	/* For a few pages that would be too much. */
 	if (length < HUGE_PAGE / 2)
-		return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+		return will_need(fd, offset, length);
 	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)start);
 	if (map == MAP_FAILED)
-		return -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+		return will_need(fd, offset, length);
+	/* Nobody would ever unmap it in a child that is forked meanwhile. */
+	madvise(map, size, MADV_DONTFORK);
 	madvise(map, size, MADV_HUGEPAGE);
-	rc = result(madvise(map, size, MADV_POPULATE_READ));
+	rc = -sys_fault("populate");
+	if (!rc)
+		rc = result(madvise(map, size, MADV_POPULATE_READ));
 	munmap(map, size);
-	if (rc == -EINVAL)
-		rc = -posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
-	return rc;
+	return rc == -EINVAL ? will_need(fd, offset, length) : rc;
 }
 
 #ifndef SYS_cachestat
@@ -670,6 +724,18 @@ int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
 	return -pthread_create(thread, NULL, run, argument);
 }
 
+int os_thread_start_aside(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+	sigset_t all, before;
+	int rc;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = os_thread_start(thread, run, argument);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return rc;
+}
+
 static uint64_t clock_ns(clockid_t clock)
 {
 	struct timespec ts;
@@ -681,6 +747,21 @@ static uint64_t clock_ns(clockid_t clock)
 uint64_t os_now(void)
 {
 	return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t os_date(void)
+{
+	return clock_ns(CLOCK_REALTIME) / 1000000000u;
+}
+
+int os_host(char *name, size_t size)
+{
+	FAULT("gethostname");
+	if (gethostname(name, size) < 0)
+		return -errno;
+	/* One that was cut need not be terminated. */
+	name[size - 1] = 0;
+	return 0;
 }
 
 uint64_t os_thread_cpu(void)
@@ -712,10 +793,6 @@ void os_precise_sleep(void)
 
 void os_stand_back(void)
 {
-	sigset_t all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, NULL);
 	/* Of one thread, whatever POSIX says of the process. */
 	setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
 }

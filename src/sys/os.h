@@ -49,6 +49,8 @@ int os_unlock(int fd);
 int os_entropy(void *bytes, size_t size);	/* chance, a few bytes */
 int os_rename(int directory, const char *from, const char *to);
 int os_unlink(int directory, const char *name);
+int os_mkdir(int from, const char *path, mode_t mode);
+int os_rmdir(int from, const char *path);
 int os_may_write(int from, const char *path);	/* access(2) */
 /* In a sticky directory only owners may; what else it takes is not asked for. */
 bool os_may_replace(const struct stat *file, const struct stat *directory);
@@ -57,6 +59,9 @@ int os_end(int fd, uint64_t *size);	/* lseek(2) to the end, for block devices */
 /* Every name in a directory but "." and "..", in no order; ends early where each() is not 0. */
 int os_list(int from, const char *path, int (*each)(const char *name, void *context),
 	    void *context);
+/* A small file of the kernel's, with a NUL after it; what does not fit is left out. Without stdio,
+ * whose locks a thread must not hold while another one is in exit(). */
+int os_read_text(const char *path, char *text, size_t size);
 int os_realpath(const char *path, char resolved[4096]);
 int os_direct_alignment(int fd, uint32_t *memory, uint32_t *offset);	/* statx; 0s: unknown */
 int os_filesystem(int fd, char *name, size_t size);			/* "ext4", "tmpfs", ... */
@@ -94,13 +99,17 @@ void os_eventfd_add(int fd);
 
 /* Threads and time. */
 int os_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
+/* One that lives beside the program: from its start on no signal is for it. */
+int os_thread_start_aside(pthread_t *thread, void *(*run)(void *), void *argument);
 uint64_t os_now(void);			/* monotonic, ns */
+uint64_t os_date(void);			/* seconds since 1970, UTC */
+int os_host(char *name, size_t size);	/* what this machine calls itself */
 uint64_t os_thread_cpu(void);		/* of the calling thread, ns */
 uint64_t os_thread_read(void);		/* bytes that stores had to read for it, so far */
 void os_sleep(uint64_t ns);
 struct timespec os_from_now(double seconds);	/* for pthread_cond_timedwait() */
 void os_precise_sleep(void);		/* this thread's sleeps end on time from now on */
-void os_stand_back(void);		/* this thread takes no signals, and cores that are free */
+void os_stand_back(void);		/* this thread takes only cores that are free */
 
 /*
  * Forks. A child has one thread; a lock that another thread held at that moment would stay held in
@@ -118,6 +127,7 @@ enum os_fork_place {
 	OS_FORK_URING,		/* io/queue_uring.c */
 	OS_FORK_CUFILE,		/* sys/cufile.c; its lock is held where forks may happen */
 	OS_FORK_WARM,		/* engine/warm.c */
+	OS_FORK_CHECKPOINTS,	/* format/checkpoint_lock.c */
 	OS_FORK_PLACES
 };
 

@@ -68,7 +68,8 @@ def in_bash(line, folder, keys=TAB):
     ("penstock help expl", "explain"),
     ("penstock load --drop", "--drop-cache"), ("penstock copy --cache ke", "keep"),
     ("penstock explain -t CPU_CA", "CPU_CACHED_GPU"), ("penstock load -d ho", "host"),
-    ("penstock completion fi", "fish"), ("penstock load weig", "weights.bin"),
+    ("penstock completion fi", "fish"), ("penstock ckpt ver", "verify"),
+    ("penstock ckpt list weig", "weights.bin"), ("penstock load weig", "weights.bin"),
     ("penstock copy weights.bin oth", "other"), ("penstock copy --verify weig", "weights.bin"),
 ])
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

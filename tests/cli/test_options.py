@@ -8,7 +8,7 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["load", "inspect", "verify", "copy", "explain", "pack", "unpack", "make-model",
+COMMANDS = ["load", "inspect", "verify", "ckpt", "copy", "explain", "pack", "unpack", "make-model",
             "completion"]
 
 

@@ -14,7 +14,11 @@
 #define STORAGES 7
 #define OLD_SIZE 1000
 
-static const uint64_t sizes[STORAGES] = { 5 * MIB + 3, 1, 0, 4096, 3 * MIB, 4097, MIB + 4095 };
+#define PACKED (32 * KIB)	/* storages below this lie close together */
+
+static const uint64_t sizes[STORAGES] = {
+	5 * MIB + 3, 1, 0, PACKED - 1, 3 * MIB, PACKED, MIB + 4095,
+};
 static unsigned char bytes[16 * MIB];	/* what storages hold, one after the other */
 static struct pen_report report = PEN_REPORT_INIT;
 static struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
@@ -109,7 +113,8 @@ static int load(const char *path, struct pen_device *device, struct pen_options 
 
 		snprintf(name, sizeof(name), "data/%d", i);
 		record = pen_torch_find(file, name);
-		CHECK(record && record->bytes == sizes[i] && record->offset % 4096 == 0);
+		CHECK(record && record->bytes == sizes[i]);
+		CHECK_EQ(record->offset % (sizes[i] < PACKED ? 64 : 4096), 0);
 		extents[i] = (struct pen_extent){
 			.object = pen_torch_object(file), .offset = record->offset,
 			.memory = memory + at, .length = record->bytes,
@@ -207,6 +212,59 @@ TEST(requests_that_fall_short_change_nothing)
 
 	options.inject = "short:2,short:3,fail:4:EIO,fail:6:EINTR";
 	around(names, 2, &options);
+}
+
+/* -------------------------------------------------------------------- small storages -- */
+
+#define MANY 600
+
+/* More of them than are read back at a time, and on several devices. */
+TEST(small_storages_lie_close_together_and_travel_in_few_requests)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	static struct pen_torch_storage storages[MANY];
+	struct pen_device *host = kit_device("host"), *gpu = kit_device("cuda:0");
+	const char *path = scratch("many.pt");
+	struct pen_torch_save *started;
+	struct pen_torch *file;
+	void *on_gpu = bytes;
+	struct stat st;
+
+	pattern_fill(bytes, sizeof(bytes), 8 * MIB);
+	if (gpu) {
+		OK(pen_device_alloc(gpu, PACKED, &on_gpu, &kit_err));
+		OK(pen_device_put(gpu, on_gpu, bytes, PACKED, &kit_err));
+	}
+	content.parts = &part;
+	content.part_count = 1;
+	content.storages = storages;
+	content.storage_count = MANY;
+	for (uint64_t size = 200; size < PACKED; size += PACKED - 201) {
+		uint64_t all = 0;
+
+		for (size_t i = 0; i < MANY; i++, all += size)
+			storages[i] = (struct pen_torch_storage){
+				.memory = i % 2 ? on_gpu : bytes, .bytes = size,
+				.device = i % 2 && gpu ? gpu : host,
+			};
+		OK(pen_torch_save_start(path, NULL, &content, NULL, &started, &kit_err));
+		OK(pen_torch_save_wait(started, &report, &kit_err));
+		CHECK(report.requests < MANY / 4);
+		CHECK(!stat(path, &st));
+		CHECK((uint64_t)st.st_size < all + MANY * 300 + 3 * 4096);
+		OK(pen_torch_open(path, &file, &kit_err));
+		OK(pen_torch_verify(file, NULL, &checked, &kit_err));
+		CHECK_EQ(checked.by, PEN_TORCH_BY_TABLE);
+		CHECK(checked.verified >= all);
+		pen_torch_close(file);
+	}
+	if (gpu)
+		OK(pen_device_free(gpu, on_gpu, PACKED, &kit_err));
+	pen_trim();
+	if (gpu)
+		pen_device_close(gpu);
+	pen_device_close(host);
 }
 
 /* ------------------------------------------------------------------------------ cuFile -- */
@@ -581,6 +639,86 @@ TEST(groups_tell_which_storages_may_change_again)
 	OK(load(scratch("groups.pt"), host, &options));
 	let_go(storages);
 	pen_device_close(host);
+}
+
+/* All of it in one group; the memory changes as soon as that is told. */
+static void memory_changes_when_gathered(const char *name, const char *inject, int rc)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_storage storages[STORAGES];
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_device *device = kit_device(name);
+	struct pen_torch_save *started;
+	unsigned char noise[4096];
+
+	if (!device)
+		SKIP("there is no GPU, not even a fake one");
+	memset(noise, 0xee, sizeof(noise));
+	fill(storages, &device, 1);
+	content.parts = &part;
+	content.part_count = 1;
+	content.storages = storages;
+	content.storage_count = STORAGES;
+	options.groups = 1;
+	options.inject = inject;
+	/* There is room for a part only, so it fails before all is gathered. */
+	if (rc)
+		options.memory_limit = 128 * KIB;
+	OK(pen_torch_save_start(scratch("changes.pt"), NULL, &content, &options, &started,
+				&kit_err));
+	CHECK_EQ(pen_torch_save_gathered(started, 30), rc ? -ECANCELED : 0);
+	if (!rc)
+		CHECK_EQ(pen_torch_save_gathered(started, 0), 0);
+	for (int i = 0; i < STORAGES && !rc; i++)
+		for (uint64_t at = 0; at < sizes[i]; at += sizeof(noise))
+			OK(pen_device_put(device, (unsigned char *)storages[i].memory + at, noise,
+					  sizes[i] - at < sizeof(noise) ? sizes[i] - at
+									: sizeof(noise),
+					  &kit_err));
+	CHECK_EQ(pen_torch_save_wait(started, &report, &kit_err), rc);
+	options = (struct pen_options)PEN_OPTIONS_INIT;
+	if (!rc) {
+		CHECK_EQ(report.gathering, PEN_GATHERING_AHEAD);
+		CHECK(report.gathered_seconds > 0 &&
+		      report.gathered_seconds <= report.stored_seconds &&
+		      report.stored_seconds <= report.seconds);
+		OK(load(scratch("changes.pt"), device, &options));
+	}
+	let_go(storages);
+	unlink(scratch("changes.pt"));
+	pen_trim();
+	pen_device_close(device);
+}
+
+TEST(a_state_may_change_once_it_is_gathered_from_the_host)
+{
+	memory_changes_when_gathered("host", NULL, 0);
+}
+
+TEST(a_state_may_change_once_it_is_gathered_from_a_gpu)
+{
+	memory_changes_when_gathered("cuda:0", NULL, 0);
+}
+
+TEST(who_waits_for_a_save_that_fails_is_told)
+{
+	memory_changes_when_gathered("host", "fail:1+:ENXIO", -ENXIO);
+}
+
+TEST(without_groups_gathered_means_written)
+{
+	struct pen_torch_part part = { .name = "data.pkl", .bytes = PICKLE, .length = 4 };
+	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
+	struct pen_torch_save *started;
+
+	content.parts = &part;
+	content.part_count = 1;
+	OK(pen_torch_save_start(scratch("plain.pt"), NULL, &content, NULL, &started, &kit_err));
+	OK(pen_torch_save_gathered(started, 30));
+	OK(pen_torch_save_wait(started, &report, &kit_err));
+	CHECK_EQ(report.gathering, PEN_GATHERING_NONE);
+	CHECK(report.gathered_seconds == 0);
 }
 
 TEST(what_makes_no_sense_is_refused)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 FAKES = BUILD / "tests" / "fakes"
 EXAMPLES = sorted((ROOT / "examples").glob("*.c"))
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 MIB = 1 << 20
 
 
@@ -77,9 +79,9 @@ def source(tmp_path):
     return path
 
 
-def test_there_are_eight_short_examples():
-    assert len(EXAMPLES) == 8
-    for source in EXAMPLES:
+def test_there_are_eight_short_examples_and_one_in_python():
+    assert (len(EXAMPLES), len(SCRIPTS)) == (8, 1)
+    for source in EXAMPLES + SCRIPTS:
         lines = source.read_text().splitlines()
         assert 40 <= len(lines) <= 90, source.name
         assert max(len(line.expandtabs(8)) for line in lines) <= 100, source.name
@@ -228,3 +230,34 @@ def test_repack_torch_gives_the_same_tensors_aligned_and_with_digests(run, tmp_p
     assert torch.equal(again["view"], state["view"]) and torch.equal(again["w"], state["w"])
     assert torch.equal(again["list"][0], state["list"][0]) and again["list"][1] == 7
     assert again["view"].untyped_storage().data_ptr() == again["w"].untyped_storage().data_ptr()
+
+
+def train(folder, *options, **more):
+    """The example in Python, as one would start it beside the build."""
+    if not list((BUILD / "python/penstock").glob("_penstock*.so")):
+        pytest.skip("the Python package is not built")
+    env = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen([sys.executable, SCRIPTS[0], folder, *map(str, options)], env=env,
+                            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **more)
+
+
+def losses(lines):
+    return [line.partition(",")[0] for line in lines if "loss" in line]
+
+
+def test_train_goes_on_where_it_was_killed_with_the_same_numbers(tmp_path):
+    pytest.importorskip("torch")
+    with train(tmp_path / "whole", 80) as whole:
+        expected = losses(whole.stdout)
+    assert whole.returncode == 0 and len(expected) == 8
+    with train(tmp_path / "killed", 80) as killed:
+        for line in killed.stdout:
+            if line.startswith("step 50"):
+                killed.kill()
+                break
+    with train(tmp_path / "killed", 80) as again:
+        first, *rest = again.stdout
+    assert again.returncode == 0
+    step = int(re.fullmatch("goes on after step ([0-9]+)\n", first)[1])
+    assert step >= 40 and losses(rest) == expected[step // 10:]
+    assert len(list((tmp_path / "killed").glob("step-*"))) == 3

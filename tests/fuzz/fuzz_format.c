@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/text.h"
 #include "format/index.h"
+#include "format/manifest.h"
 #include "format/pickle.h"
 #include "format/safetensors.h"
 #include "format/zip.h"
@@ -271,6 +272,45 @@ static void one_pickle(const uint8_t *bytes, size_t size)
 	pickle_fini(&pickle);
 }
 
+/* Files are those of the ranks, in the step's own folder; what is accepted can be written again. */
+static void check_manifest(const struct pen_checkpoint *made)
+{
+	struct pen_error err;
+	uint64_t bytes = 0;
+	uint32_t rank, turn;
+	size_t size;
+	char *text;
+
+	MUST(made->file_count == made->world_size && made->world_size);
+	MUST(strlen(made->time) == 20 && !made->user[made->user_length]);
+	for (size_t i = 0; i < made->file_count; i++) {
+		MUST(manifest_file_parse(made->files[i].name, &rank, &turn) && rank == i);
+		MUST(!strchr(made->files[i].name, '/') && strlen(made->files[i].digest) == 21);
+		bytes += made->files[i].bytes;
+	}
+	MUST(bytes == made->bytes && bytes <= INT64_MAX);
+	MUST(!manifest_write(made, &text, &size, &err));
+	free(text);
+}
+
+static void one_manifest(const uint8_t *bytes, size_t size)
+{
+	struct pen_checkpoint *made;
+	struct pen_error err;
+	void *text = exact(bytes, size);
+	int rc = manifest_parse(NAME, text, size, 7, &made, &err);
+
+	free(text);
+	if (rc) {
+		check_words(rc, &err);
+		MUST(!made);
+		return;
+	}
+	check_manifest(made);
+	fuzz_accepted++;
+	free(made);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
 	if (!size)
@@ -284,6 +324,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 		return 0;
 	case 'p':
 		one_pickle(bytes + 1, size - 1);
+		return 0;
+	case 'm':
+		one_manifest(bytes + 1, size - 1);
 		return 0;
 	}
 	one_file(bytes + 1, size - 1, size - 1);

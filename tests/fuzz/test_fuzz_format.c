@@ -5,8 +5,9 @@
  * runs everywhere and keeps what fuzzing found. To fuzz:
  *
  *	clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -Iinclude -Isrc \
- *		tests/fuzz/fuzz_format.c src/format/[!lmt]*.c src/base/error.c src/base/text.c \
- *		src/sys/os.c -o fuzz && ./fuzz tests/fuzz/corpus
+ *		tests/fuzz/fuzz_format.c src/base/{error,text}.c src/sys/os.c \
+ *		src/format/{dtype,index,json_write,manifest,pickle,safetensors,scan,words,zip}.c \
+ *		-o fuzz && ./fuzz tests/fuzz/corpus
  */
 #include <dirent.h>
 #include <stdbool.h>
@@ -74,6 +75,7 @@ static const char *const pieces[] = {
 	"\xe2\x82\xac", "1e9", "[]", "{}",
 	"\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
 	"\"a\":[\"U8\",[0],[0,0]]", "{\"U8\":null}", "18446744073709551615",
+	"\"files\"", "\"user\"", "\"step\"", "\"bytes\"", "\"rank-00000.1.pt\"", "7",
 	/* And zips and pickles. */
 	"PK\3\4", "PK\1\2", "PK\5\6", "\xff\xff\xff\xff", "ctorch._utils\n_rebuild_tensor_v2\n",
 	"(", ")", "t", "R", "Q", "K\1", "q\1", "h\1", "]a", "e", "s", "u", "b", "\x85", "\x86",
@@ -129,7 +131,7 @@ static void mend_length(uint8_t *bytes, size_t size)
 {
 	uint64_t length = 0;
 
-	if (size < 10 || strchr("izp", bytes[0]))
+	if (size < 10 || strchr("izpm", bytes[0]))
 		return;
 	for (size_t i = 9, depth = 0; i < size; i++) {
 		depth += bytes[i] == '{';

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The examples of docs/python.md run as they stand, in order, beside a small model; and the guide
 names what there is: every public name, every argument, every field of a report."""
+import ast
 import inspect
 import re
 import subprocess
@@ -112,3 +113,42 @@ def test_the_guide_names_everything_there_is():
     missing += [name for name in penstock.Report.__annotations__
                 if not name.startswith("latency") and f"`{name}`" not in text]
     assert not missing
+
+
+def written_signatures(text):
+    """(function, its signature in the guide): `load(f, map_location, *, device)`, and of methods
+    `read` and `write` take `(buffer, size=None)`."""
+    for name, parameters in re.findall(r"`(\w+)(\([^`()]*,[^`()]*\))`", text):
+        yield getattr(penstock, name), parameters
+    for name, parameters in re.findall(r"`ckpt\.(\w+)(\([^`()]*,[^`()]*\))`", text):
+        yield getattr(penstock.Checkpointer, name), parameters
+    for *names, parameters in re.findall(r"`(\w+)` and `(\w+)` take\s+`(\([^`()]*\))`", text):
+        yield from ((getattr(penstock.File, name), parameters) for name in names)
+
+
+def test_signatures_in_the_guide_are_the_real_ones():
+    found = list(written_signatures(GUIDE.read_text().replace("isinstance(file, safe_open)", "")))
+    assert {each.__name__ for each, _ in found} >= {"load", "save", "read", "write",
+                                                      "restore"}
+    for function, written in found:
+        told = ast.parse(f"def told{written}: pass").body[0].args
+        real = inspect.signature(function).parameters
+        # Not those that torch keeps to itself, nor the one that is KvikIO's and means nothing.
+        own = [each for name, each in real.items() if name not in ("self", "task_size")
+               and not name.startswith("_")]
+        assert [each.arg for each in told.args] == [
+            each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD], function
+        assert [each.arg for each in told.kwonlyargs] == [
+            each.name for each in own if each.kind is each.KEYWORD_ONLY], function
+        defaults = list(zip(reversed(told.args), reversed(told.defaults)))
+        for each, value in (*defaults, *zip(told.kwonlyargs, told.kw_defaults)):
+            assert value is None or ast.literal_eval(value) == real[each.arg].default, each.arg
+
+
+def test_the_guide_lists_whatever_takes_a_cache_policy():
+    listed = re.search(r"up to `cache=`, which (.*?) take:", GUIDE.read_text(), re.DOTALL)[1]
+    takes = {name for name in penstock.__all__ if inspect.isfunction(getattr(penstock, name))
+             and "cache" in inspect.signature(getattr(penstock, name)).parameters}
+    takes |= {kind.__name__ for kind in (penstock.File, penstock.safe_open)
+              if "cache" in inspect.signature(kind).parameters}
+    assert set(re.findall(r"`(\w+)`", listed)) == takes

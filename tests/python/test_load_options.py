@@ -380,6 +380,33 @@ def test_tensors_go_where_a_map_says(tmp_path, code):
         assert (tmp_path / name).read_bytes() == raw(tensor).numpy().tobytes(), name
 
 
+def test_several_devices_are_one_job(tmp_path):
+    """Neighbours in the file are read together, whichever of them goes where."""
+    if not (FAKES / "libcuda.so.1").exists():
+        pytest.skip("no fake driver beside this package")
+    tensors = {f"t{i:02}": random_tensor(torch.float32, (50, 7), seed=i) for i in range(24)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    env = environment(LD_LIBRARY_PATH=str(FAKES), FAKE_CUDA_STRICT="1",
+                      FAKE_CUDA_ABORT_ON_LEAK="1", FAKE_CUDA_DEVICES="2")
+    done = python("""
+        import sys, penstock
+        devices = {f"t{i:02}": (0, 1, "cpu")[i % 3] for i in range(24)}
+        for more in {}, {"arena": False}:
+            arrays = penstock.load_model(sys.argv[1], devices, framework="dlpack", copy=True,
+                                         **more)
+            report = penstock.last_report()
+            print(report.requests, report.bytes, report.device)
+            for name, array in arrays.items():
+                where = devices[name]
+                assert array.device == ("host" if where == "cpu" else f"cuda:{where}")
+                penstock.tofile(array, f"{sys.argv[2]}/{name}")
+            del arrays, array
+    """, tmp_path / "x.safetensors", tmp_path, env=env)
+    assert done.stdout.splitlines() == ["1 33600 cuda:0, cuda:1, host"] * 2 and done.stderr == ""
+    for name, tensor in tensors.items():
+        assert (tmp_path / name).read_bytes() == raw(tensor).numpy().tobytes(), name
+
+
 # ---------------------------------------------------------------------------------------- modules
 
 class Tied(torch.nn.Module):

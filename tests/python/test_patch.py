@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
 import safetensors.torch
+import torch.distributed.checkpoint as dcp
 
 import penstock
 import penstock._ondemand
@@ -23,6 +24,7 @@ from support import assert_same, outcome, python
 # Not globals of their own: these would be rebound.
 REAL = SimpleNamespace(open=safetensors.safe_open, load=safetensors.torch.load_file,
                        torch_load=torch.load, torch_save=torch.save)
+DCP = "torch.distributed.checkpoint.filesystem."
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,26 @@ def torch_saved(path, out):
     return REAL.torch_load(out)
 
 
+def sharded_loaded(path, out):
+    from penstock.dcp import Writer
+
+    found = penstock.load_file(path)
+    dcp.save(found, storage_writer=Writer(out))
+    found = {name: torch.zeros_like(tensor) for name, tensor in found.items()}
+    dcp.load(found, storage_reader=call(DCP + "FileSystemReader")(out))
+    return found
+
+
+def sharded_saved(path, out):
+    from penstock.dcp import Reader
+
+    found = penstock.load_file(path)
+    dcp.save(found, storage_writer=call(DCP + "FileSystemWriter")(out))
+    found = {name: torch.zeros_like(tensor) for name, tensor in found.items()}
+    dcp.load(found, storage_reader=Reader(out))
+    return found
+
+
 def to_numpy(tensors):
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -140,6 +162,8 @@ CALLS = {
     "safetensors.flax.save_file": saved("safetensors.flax.save_file", to_jax),
     "safetensors.flax.load": loaded_bytes("safetensors.flax.load", from_jax),
     "safetensors.flax.save": saved_bytes("safetensors.flax.save", to_jax),
+    DCP + "FileSystemReader": sharded_loaded,
+    DCP + "FileSystemWriter": sharded_saved,
     "torch.load": torch_loaded,
     "torch.save": torch_saved,
     "transformers.modeling_utils.safe_open": opened("transformers.modeling_utils.safe_open"),
@@ -159,6 +183,7 @@ def plain(tmp_path):
     return tmp_path / "plain.safetensors", tensors
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_served_by_penstock(plain, tmp_path, name):
     module = name.rpartition(".")[0]
@@ -675,3 +700,64 @@ def test_only_tensors_of_torch_on_the_host_wait(few):
     numpy = pytest.importorskip("numpy")
     found = penstock._ondemand.safe_open(few[0], "np").get_slice("step")[...]
     assert isinstance(found, (numpy.ndarray, numpy.generic))
+
+
+def test_an_import_that_fails_in_another_thread_fails_there_alone(tmp_path):
+    """patch() waits for modules that are being imported; one that does not come is not its affair,
+    and is changed when it comes after all."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers/__init__.py").touch()
+    (tmp_path / "transformers/modeling_utils.py").write_text("""if True:
+        import sys
+        from safetensors import safe_open
+        sys.there.set()
+        sys.go.wait(10)
+        if sys.fails:
+            raise ImportError("no libtorch_odd.so")
+        """)
+    said = python("""
+        import sys, threading, time
+        sys.path.insert(0, sys.argv[1])
+        sys.there, sys.go, sys.fails = threading.Event(), threading.Event(), True
+        import penstock, safetensors
+        from penstock import _patch
+        real, told = [safetensors.safe_open], []    # a global would be rebound
+
+        def load():
+            try:
+                import transformers.modeling_utils
+            except ImportError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        sys.there.wait(10)
+        threading.Timer(0.2, sys.go.set).start()
+        held = penstock.patch()
+        thread.join()
+        assert told == ["no libtorch_odd.so"] and _patch._count == 1
+        sys.fails = False
+        import transformers.modeling_utils as late
+        assert late.safe_open is not real[0] and safetensors.safe_open is not real[0]
+        penstock.unpatch()
+        assert late.safe_open is safetensors.safe_open is real[0] and not _patch._count
+        print("ok")
+    """, tmp_path)
+    assert said.stdout == "ok\n"
+
+
+def test_a_patch_that_fails_counts_for_nothing(monkeypatch):
+    def fail(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(penstock._patch, "_rebind", lambda swaps, real=penstock._patch._rebind:
+                        fail(swaps) if swaps.keys() == penstock._patch._stand_ins().keys()
+                        else real(swaps))
+    with pytest.raises(KeyboardInterrupt):
+        penstock.patch()
+    monkeypatch.undo()
+    assert safetensors.safe_open is REAL.open and torch.load is REAL.torch_load
+    assert not [each for each in sys.meta_path if each is penstock._patch._finder]
+    with penstock.patch():
+        assert safetensors.safe_open is not REAL.open
+    assert safetensors.safe_open is REAL.open

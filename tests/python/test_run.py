@@ -9,6 +9,9 @@ import zipfile
 
 import pytest
 
+import penstock
+from penstock.__main__ import USAGE
+from penstock._patch import TABLE
 from support import environment
 
 pytest.importorskip("safetensors", reason="safetensors is not installed")
@@ -123,7 +126,8 @@ def test_the_report_tells_what_was_handed_on(folder, few):
     (folder / "load.py").write_text(LOAD.replace("argv[1]", "argv[1], device='mps'"))
     done = run(folder, "--report", "load.py", few[0])
     assert done.returncode == 1 and "1 handed on (cannot open device mps" in done.stderr
-    assert run(folder, "--report", "late.py").stderr == "penstock: no call of safetensors\n"
+    assert run(folder, "--report", "late.py").stderr == \
+        "penstock: no call of safetensors, torch.load or torch.save\n"
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -142,3 +146,14 @@ def test_help(arguments):
                           text=True, capture_output=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: python -m penstock run")
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_what_is_said_of_a_patch_names_all_that_it_serves():
+    """The help, the doc string, and a patch that has served nothing yet."""
+    with penstock.patch() as patched:
+        texts = [USAGE, penstock.patch.__doc__, str(patched)]
+    served = {row.module.partition(".")[0] if row.module != "torch" else str(row) for row in TABLE
+              if row.module != "transformers.modeling_utils"}
+    assert served == {"safetensors", "torch.load", "torch.save"}
+    for text in texts:
+        assert not [name for name in served if name not in text], text

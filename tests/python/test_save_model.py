@@ -186,3 +186,24 @@ def test_a_kill_at_any_moment_leaves_one_whole_model(tmp_path):
         assert len(values) == 1, f"kill {kill}: parts of {values}"
         seen |= values
     assert len(seen) > 3
+
+
+def test_a_dict_under_the_name_of_a_file_is_that_file(tmp_path):
+    """As of a module: no folder that is called x.safetensors."""
+    tensors = {"a": torch.arange(6.0), "b": torch.ones(2, 3)}
+    penstock.save_model(tensors, tmp_path / "x.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
+    assert (tmp_path / "x.safetensors").read_bytes() \
+        == (tmp_path / "theirs.safetensors").read_bytes()
+    penstock.save_model(tensors, filename=tmp_path / "plain", progress=False)
+    assert set(safetensors.torch.load_file(tmp_path / "plain")) == {"a", "b"}
+    penstock.save_model(tensors, folder=tmp_path / "y.safetensors")
+    assert (tmp_path / "y.safetensors/model.safetensors").is_file(), "a folder by its word"
+
+
+@pytest.mark.parametrize("model", [{"a": torch.ones(3)}, torch.nn.Linear(2, 2)],
+                         ids=["dict", "module"])
+def test_one_file_is_not_cut(tmp_path, model):
+    with pytest.raises(ValueError, match="one file is not cut.*Name a folder"):
+        penstock.save_model(model, tmp_path / "x.safetensors", max_shard_size="1GB")
+    assert not list(tmp_path.iterdir())

@@ -68,6 +68,7 @@ ENGINE = """
             assert open(f"{path}.back", "rb").read() == data[i], i
     print(written["digested_bytes"], written["unverified_bytes"], read["digested_bytes"],
           read["unverified_bytes"], sum(sizes))
+    print(penstock.Report(read))
 """
 
 
@@ -82,9 +83,9 @@ def over_the_fake(code: str, *arguments, **env) -> str:
 @pytest.mark.parametrize("transfer", ["auto", "2", "CPU_ASYNC_GPU", "Storage->CPU->GPU",
                                       "Storage->PAGE_CACHE->CPU->GPU"])
 def test_storages_of_a_gpu_and_of_the_host_are_one_file(tmp_path, transfer):
-    said = over_the_fake(ENGINE, tmp_path / "x.pt", transfer)
+    said, report = over_the_fake(ENGINE, tmp_path / "x.pt", transfer).split("\n", 1)
     digested, unverified, verified, not_verified, total = map(int, said.split())
-    assert digested >= total and unverified == 0
+    assert "unverified" not in report and digested >= total and unverified == 0
     assert (verified, not_verified) == (total, 0)
     with zipfile.ZipFile(tmp_path / "x.pt") as file:
         assert file.testzip() is None
@@ -93,8 +94,9 @@ def test_storages_of_a_gpu_and_of_the_host_are_one_file(tmp_path, transfer):
 
 @pytest.mark.parametrize("transfer", ["GPU_DIRECT", "Storage->GPU_ASYNC", "6", "7"])
 def test_bytes_that_no_core_sees_are_told_as_unverified(tmp_path, transfer):
-    said = over_the_fake(ENGINE, tmp_path / "x.pt", transfer)
+    said, report = over_the_fake(ENGINE, tmp_path / "x.pt", transfer).split("\n", 1)
     digested, unverified, verified, not_verified, total = map(int, said.split())
+    assert "  unverified: 0.00" in report, "not silently"
     assert unverified >= 5 * MIB and not_verified >= 5 * MIB
     assert verified + not_verified == total
     with zipfile.ZipFile(tmp_path / "x.pt") as file:

@@ -194,6 +194,16 @@ def test_old_name_of_dtype(models):
         == torch.float32
 
 
+@pytest.mark.parametrize("word", ["fp16", "half", "bf16", "BF16", "fp32", "torch.float32", "F64"])
+def test_words_for_dtypes_are_those_of_load_model(models, loads, word):
+    """And where one dtype holds for all, the load converts, as with torch's own names."""
+    expected = penstock.load_file(f"{models('qwen2')}/model.safetensors", dtype=word)
+    model = penstock.from_pretrained(models("qwen2"), dtype=word)
+    assert model.dtype == expected["model.norm.weight"].dtype
+    assert loads[-1]["dtype"] == (None if model.dtype == torch.bfloat16 else model.dtype)
+    assert penstock.from_pretrained(models("qwen2"), torch_dtype=word).dtype == model.dtype
+
+
 def test_dtype_that_the_configuration_does_not_name(tmp_path, models):
     folder = tmp_path / "model"
     model = theirs(models("qwen2"))

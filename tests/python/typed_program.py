@@ -105,10 +105,37 @@ def in_place_of_others(path: Path, folder: Path) -> int:
     penstock.unpatch()
     tensors: dict[str, object] = penstock.load_model(path, framework="np")
     penstock.save_model(tensors, folder, max_shard_size="1GB", metadata={"by": "us"})
+    penstock.save_model(tensors, folder / "one.safetensors", {"by": "us"}, align=4096)
     penstock.save({"tensors": 1}, folder / "state.pt", transfer="auto")
     state: object = penstock.load(folder / "state.pt", map_location="cpu", weights_only=True)
     assert state == {"tensors": 1}
     return sum(patched.served.values())
+
+
+def checkpoints(folder: Path) -> int:
+    """A training that goes on while it is saved."""
+    state: dict[str, object] = {"random": penstock.RandomState(), "epoch": 1}
+    with penstock.Checkpointer(folder, keep=2, memory_limit="auto", snapshot="host") as ckpt:
+        report: penstock.CheckpointReport = ckpt.save(1, state, user={"note": "first"})
+        ckpt.wait()
+        ckpt.restore(into=state, strict=True, fallback=True, map_location="cpu")
+        steps: list[int] = ckpt.steps()
+        latest: int | None = ckpt.latest()
+        checked: dict[str, int] = ckpt.verify(latest)
+        assert ckpt.show()["user"] == {"note": "first"} and ckpt.report() is not None
+        skipped: list[tuple[int, str]] = report.skipped
+        seconds: float = report.stall_seconds + report.durable_seconds
+    return len(steps) + checked["files"] + len(skipped) + int(seconds < 0)
+
+
+def ranks(folder: Path) -> int:
+    """Storage for torch.distributed.checkpoint."""
+    from penstock.dcp import Reader, Writer
+
+    writer = Writer(folder / "sharded", overwrite=False, transfer="auto", memory_limit=1 << 26)
+    reader = Reader(folder / "sharded", cache="drop", verify=True)
+    report: penstock.Report | None = writer.report
+    return int(report is None) + int(reader is not None)
 
 
 def model(path: Path) -> object:
@@ -122,7 +149,8 @@ def main(folder: Path) -> None:
     print(files(folder), loads(path), *reports(), errors(folder))
     print(penstock.load_file(path, framework="np", dtype=halved)["a"].dtype, cache())
     ahead(path)
-    print(in_place_of_others(path, folder / "model"))
+    print(in_place_of_others(path, folder / "model"), checkpoints(folder / "checkpoints"),
+          ranks(folder))
     penstock.trim()
 
 

@@ -156,10 +156,14 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	struct pen_torch_checked checked = PEN_TORCH_CHECKED_INIT;
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_save_options saving = PEN_SAVE_OPTIONS_INIT;
+	struct pen_checkpoint_checked step = PEN_CHECKPOINT_CHECKED_INIT;
 	struct pen_error err;
 
+	step.files = PEN_CHECKPOINT_OVERWRITE + PEN_CHECKPOINT_DRY_RUN;
+	kept.gap = step.files;
+	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
-	saving.align = content.size + checked.size + PEN_TORCH_PACKED;
+	saving.align = content.size + checked.size + PEN_TORCH_PACKED + PEN_TORCH_RAW;
 	kept.memory_limit = saving.align;
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How much memory may still be taken, by made-up trees of /proc and /sys. */
+#include "penstock.h"
 #include "scratch.h"
 #include "sys/memory.h"
 
@@ -123,6 +124,7 @@ TEST(a_group_whose_name_is_not_found_is_looked_for_at_the_root)
 TEST(this_machine_has_an_answer)
 {
 	CHECK(memory_available("") > 0 && memory_available("") < UINT64_MAX);
+	CHECK(pen_memory_available() > 0 && pen_memory_available() < UINT64_MAX);
 }
 
 TEST_MAIN

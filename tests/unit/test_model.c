@@ -260,7 +260,7 @@ TEST(files_that_the_index_never_names_are_told)
 
 TEST(what_is_no_model_is_refused)
 {
-	refused("", -EINVAL, "\"\"", "empty", "");
+	refused("", -ENOENT, "\"\"", "empty", "");
 	refused(in_scratch("nowhere"), -ENOENT, "nowhere", "No such file", "Check the path");
 	refused(write_text("empty", ""), -EBADMSG, "empty", "0 bytes, too few", "cut short");
 	refused(write_text("short", "1234567"), -EBADMSG, "short", "7 bytes, too few", "cut short");
@@ -419,7 +419,7 @@ TEST(a_list_names_files_and_nothing_else)
 	CHECK(!chdir(folder()));
 	CHECK_EQ(open_list(0), -EINVAL);
 	CHECK(strstr(err.message, "no file is named"));
-	CHECK_EQ(open_list(2, "a.safetensors", ""), -EINVAL);
+	CHECK_EQ(open_list(2, "a.safetensors", ""), -ENOENT);
 	CHECK(strstr(err.message, "empty"));
 	CHECK_EQ(open_list(2, "a.safetensors", "nowhere"), -ENOENT);
 	CHECK(strstr(err.object, "nowhere"));
@@ -933,21 +933,26 @@ TEST(boxes_become_few_extents)
 			 SET(0, UINT64_MAX, UINT64_MAX), &e), 0);
 }
 
-TEST(extents_carry_the_number_of_their_placement)
+TEST(extents_carry_the_number_and_the_device_of_their_placement)
 {
 	struct pen_placement places[3] = { 0 };
 	struct pen_extent *extents;
+	struct pen_device *host;
 	size_t count;
 
 	open_model(write_tensors("x.safetensors", "a", 10, "b", 0, "c", 20, NULL));
 	for (int i = 0; i < 3; i++)
 		places[i].tensor = &model->tensors[i];
+	CHECK_EQ(pen_device_open("host", &host, &err), 0);
+	places[2].device = host;
 	CHECK_EQ(load_extents(model, places, 3, &extents, &count, &err), 0);
 	CHECK_EQ(count, 2);
+	CHECK(!extents[0].device && extents[1].device == host);
 	CHECK(extents[0].group == 0 && extents[0].length == 10);
 	CHECK(extents[1].group == 2 && extents[1].length == 20);
 	CHECK(extents[0].object == model->files[0].object);
 	free(extents);
+	pen_device_close(host);
 	pen_model_close(model);
 }
 

@@ -1018,7 +1018,7 @@ TEST(directories_pipes_and_absent_files_are_refused)
 	}
 	CHECK_EQ(open_object(in_scratch("none"), PEN_READ, 0), -ENOENT);
 	CHECK_EQ(open_object(in_scratch("new/"), PEN_WRITE, 0), -EISDIR);
-	CHECK_EQ(open_object("", PEN_READ, 0), -EINVAL);
+	CHECK_EQ(open_object("", PEN_READ, 0), -ENOENT);
 	CHECK_EQ(open_object(pipe_path, (enum pen_mode)9, 0), -EINVAL);
 	CHECK_EQ(entries_in(scratch), 1);
 	pen_object_close(NULL);

@@ -280,6 +280,61 @@ TEST(slabs_of_another_size_are_not_kept)
 	pen_device_close(host);
 }
 
+/* What a job that gathers left is for the next of its kind, whatever others put back. */
+TEST(pieces_of_jobs_that_gather_are_kept_for_the_next_of_them)
+{
+	enum { COUNT = 40 };	/* more than is kept of any other job */
+	struct piece_budget other = { .piece_size = PIECE_SIZE, .left = 1 };
+	struct piece *taken[COUNT], *piece;
+	struct pen_error err;
+	int rc;
+
+	open_host(COUNT);
+	budget.gathers = true;
+	for (int i = 0; i < COUNT; i++)
+		taken[i] = take_piece();
+	for (int i = 0; i < COUNT; i++)
+		piece_put(&budget, taken[i]);
+	CHECK_EQ(piece_kept(), COUNT * PIECE_SIZE);
+	piece = piece_take(&other, PIECE_MORE, host, &rc, &err);
+	CHECK(piece && other.made_bytes == PIECE_SIZE);
+	piece_put(&other, piece);
+	CHECK_EQ(piece_kept(), COUNT * PIECE_SIZE);
+	for (int i = 0; i < COUNT; i++)
+		taken[i] = take_piece();
+	CHECK_EQ(budget.made_bytes, COUNT * PIECE_SIZE);
+	for (int i = 0; i < COUNT; i++)
+		piece_put(&budget, taken[i]);
+	/* One that needs less leaves little more than that. */
+	budget.peak_bytes = 0;
+	piece_put(&budget, take_piece());
+	CHECK_EQ(piece_kept(), PIECE_SIZE);
+	piece_trim(NULL);
+	CHECK_EQ(piece_kept(), 0);
+	pen_device_close(host);
+}
+
+/* Pieces of another size make way as new ones are made. */
+TEST(what_another_limit_left_makes_way)
+{
+	struct piece *taken[4];
+
+	open_host(4);
+	budget.gathers = true;
+	for (int i = 0; i < 4; i++)
+		taken[i] = take_piece();
+	for (int i = 0; i < 4; i++)
+		piece_put(&budget, taken[i]);
+	budget.piece_size = 64 << 10;
+	for (int i = 0; i < 3; i++)
+		taken[i] = take_piece();
+	CHECK_EQ(piece_kept(), PIECE_SIZE);
+	for (int i = 0; i < 3; i++)
+		piece_put(&budget, taken[i]);
+	piece_trim(NULL);
+	pen_device_close(host);
+}
+
 static void *churn(void *unused)
 {
 	(void)unused;

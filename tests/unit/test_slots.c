@@ -277,9 +277,34 @@ TEST(mixed_slots_never_overlap)
 	}
 }
 
+TEST(what_no_slot_has_had_is_found_in_the_last_piece_alone)
+{
+	const size_t page = os_page_size();
+	struct slot *first, *second;
+
+	set_up();
+	CHECK(!staging_take_unused(&staging, 1));
+	add_piece();
+	first = staging_take_unused(&staging, 600 * page);
+	CHECK_EQ(first->at, 0);
+	staging_put(&staging, first);
+	second = staging_take_unused(&staging, 300 * page);
+	CHECK_EQ(second->at, 600 * page);
+	CHECK(!staging_take_unused(&staging, 101 * page));
+	add_piece();
+	/* Found again by who does not mind. */
+	first = staging_take(&staging, 600 * page);
+	CHECK(first->piece == 0 && first->at == 0);
+	staging_put(&staging, first);
+	first = staging_take_unused(&staging, 50 * page);
+	CHECK(first->piece == 1 && first->at == 0);
+	staging_put(&staging, first);
+	staging_put(&staging, second);
+}
+
 TEST(thousands_of_slots_fill_many_pieces)
 {
-	enum { MANY = STAGING_SLOTS_MAX };
+	enum { MANY = 8192 };
 	static struct slot *slots[MANY];
 	struct piece piece = { .memory = malloc(64 * os_page_size()),
 			       .size = 64 * os_page_size() };

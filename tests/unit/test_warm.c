@@ -3,7 +3,10 @@
  * Warming, with a machine that is made up as far as its disk's statistics and its memory go: the
  * file is a real one, in the real page cache.
  */
+#include <dirent.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/sysmacros.h>
 #include "engine/warm.h"
 #include "io/object.h"
@@ -76,6 +79,37 @@ static uint64_t resident(void)
 	return found;
 }
 
+/* Descriptors on files of these tests. Others come and go with each look at the machine. */
+static unsigned int open_on_files(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	char target[700];
+	unsigned int count = 0;
+
+	CHECK(folder != NULL);
+	for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+		ssize_t n = readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1);
+		const char *inside;
+
+		target[n < 0 ? 0 : n] = 0;
+		inside = strstr(target, strrchr(scratch, '/'));
+		count += inside && (strstr(inside, "/file") || strstr(inside, "/behind"));
+	}
+	closedir(folder);
+	return count;
+}
+
+/* What is left to read, while the thread may be at it. */
+static uint64_t left(void)
+{
+	uint64_t found;
+
+	pthread_mutex_lock(&warm.lock);
+	found = warm.left;
+	pthread_mutex_unlock(&warm.lock);
+	return found;
+}
+
 /* A cold file, and a schedule that has read it around the page cache. */
 static void begin(void)
 {
@@ -145,7 +179,7 @@ TEST(it_gives_way_to_others_at_the_disk)
 	CHECK_EQ(bytes, SIZE);
 	CHECK_EQ(warm_wait(&warm, SHORT), -ETIMEDOUT);
 	CHECK_EQ(resident(), 0);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	/* They leave. */
 	disk_has(200, 2000, 0);
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
@@ -242,6 +276,50 @@ TEST(it_ends_when_memory_gets_short)
 	end();
 }
 
+/* A second file, behind the first at a disk that never rests. */
+static struct pen_object *behind;
+
+static void begin_with_two(void)
+{
+	struct pen_options given = PEN_OPTIONS_INIT, options;
+	struct pen_extent extent = { .length = SIZE };
+	struct schedule *other;
+
+	begin();
+	CHECK_EQ(pen_object_open(make_file("behind", SIZE), PEN_READ, 0, &behind, &err), 0);
+	CHECK_EQ(os_uncache(behind->fd), 0);
+	extent.object = behind;
+	extent.memory = memory;
+	CHECK_EQ(schedule_options(&given, &options, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	warm_begin(&warm, other, true, &bytes, reason);
+	CHECK_EQ(left(), 2 * SIZE);
+	schedule_free(other);
+}
+
+static void end_with_two(void)
+{
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	pen_object_close(behind);
+	end();
+}
+
+/* Not that what waits should then be found to fit. */
+TEST(when_memory_gets_short_the_files_that_wait_are_given_up_too)
+{
+	begin_with_two();
+	memory_has(100);
+	disk_has(100, 1000, 0);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK_EQ(warm.given_up, 2 * SIZE);
+	CHECK_EQ(warm.brought, 0);
+	CHECK(strstr(warm.reason, "memory got short: 100 MiB"));
+	end_with_two();
+}
+
 /* Begun while the disk is busy; by the time that it rests, something has happened to the file. */
 static void check_let_go(void (*change)(const char *path))
 {
@@ -307,16 +385,16 @@ TEST(what_is_stopped_stays_cold_and_leaves_no_descriptor)
 	unsigned int before;
 
 	begin();
-	before = entries_in("/proc/self/fd");
+	before = open_on_files();
 	disk_has(100, 1000, 1);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_stop(&warm);
-	CHECK_EQ(warm.left, 0);
+	CHECK_EQ(left(), 0);
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, SIZE);
 	CHECK(strstr(warm.reason, "stopped"));
 	CHECK_EQ(resident(), 0);
-	CHECK_EQ(entries_in("/proc/self/fd"), before);
+	CHECK_EQ(open_on_files(), before);
 	end();
 }
 
@@ -327,41 +405,10 @@ TEST(the_same_bytes_are_not_waited_for_twice)
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	CHECK_EQ(bytes, SIZE);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	warm_drop(&warm, object);
 	CHECK_EQ(warm_wait(&warm, 0), 0);
 	CHECK_EQ(warm.given_up, SIZE);
-	end();
-}
-
-/* A second file, behind the first at a disk that never rests. */
-static struct pen_object *behind;
-
-static void begin_with_two(void)
-{
-	struct pen_options given = PEN_OPTIONS_INIT, options;
-	struct pen_extent extent = { .length = SIZE };
-	struct schedule *other;
-
-	begin();
-	CHECK_EQ(pen_object_open(make_file("behind", SIZE), PEN_READ, 0, &behind, &err), 0);
-	CHECK_EQ(os_uncache(behind->fd), 0);
-	extent.object = behind;
-	extent.memory = memory;
-	CHECK_EQ(schedule_options(&given, &options, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
-	disk_has(100, 1000, 1);
-	warm_begin(&warm, schedule, true, &bytes, reason);
-	warm_begin(&warm, other, true, &bytes, reason);
-	CHECK_EQ(warm.left, 2 * SIZE);
-	schedule_free(other);
-}
-
-static void end_with_two(void)
-{
-	warm_stop(&warm);
-	CHECK_EQ(warm_wait(&warm, LONG), 0);
-	pen_object_close(behind);
 	end();
 }
 
@@ -371,7 +418,7 @@ TEST(dropping_a_file_does_not_wait_for_those_before_it)
 	alarm((unsigned int)LONG);
 	warm_drop(&warm, behind);
 	alarm(0);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(left(), SIZE);
 	CHECK_EQ(warm.given_up, SIZE);
 	end_with_two();
 }
@@ -381,16 +428,174 @@ TEST(removed_files_are_let_go_of_though_the_disk_never_rests)
 	unsigned int before;
 
 	begin_with_two();
-	before = entries_in("/proc/self/fd");
+	before = open_on_files();
+	CHECK(before > 2);
 	take_away(in_scratch("behind"));
-	for (int i = 0; i < 600 && entries_in("/proc/self/fd") == before; i++)
+	for (int i = 0; i < 600 && open_on_files() == before; i++)
 		os_sleep(100000000);
-	CHECK_EQ(entries_in("/proc/self/fd"), before - 1);
-	CHECK_EQ(warm.left, SIZE);
+	CHECK_EQ(open_on_files(), before - 1);
+	CHECK_EQ(left(), SIZE);
 	take_away(in_scratch("file"));
 	CHECK_EQ(warm_wait(&warm, LONG), 0);
 	CHECK_EQ(warm.given_up, 2 * SIZE);
 	end_with_two();
+}
+
+/* ------------------------------------------------------------------------- many files -- */
+
+#define FILES 20
+
+static unsigned int duplicated;
+
+static int count_duplicates(const char *name)
+{
+	duplicated += !strcmp(name, "fcntl");
+	return 0;
+}
+
+TEST(no_more_descriptors_are_taken_than_a_part_of_the_processs)
+{
+	struct pen_options given = PEN_OPTIONS_INIT, options;
+	struct pen_extent extents[FILES];
+	struct schedule *many;
+	struct rlimit limit, few;
+	char name[20];
+
+	begin();
+	disk_has(100, 1000, 1);
+	for (unsigned int i = 0; i < FILES; i++) {
+		snprintf(name, sizeof(name), "many-%u", i);
+		extents[i] = (struct pen_extent){ .memory = memory, .length = 65536 };
+		CHECK_EQ(pen_object_open(make_file(name, 65536), PEN_READ, 0, &extents[i].object,
+					 &err), 0);
+		CHECK_EQ(os_uncache(extents[i].object->fd), 0);
+	}
+	CHECK_EQ(schedule_options(&given, &options, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, extents, FILES, &options, &many, &err), 0);
+	CHECK_EQ(many->work[AROUND].bytes, FILES * 65536);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	few = limit;
+	few.rlim_cur = 4 * (FILES - 1);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	sys_fault_hook = count_duplicates;
+	warm_begin(&warm, many, true, &bytes, reason);
+	CHECK_EQ(bytes, 0);
+	CHECK(strstr(reason, "more files would wait"));
+	CHECK_EQ(duplicated, 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	/* The second time they are the same files, and it is as if they had been asked for once. */
+	for (int i = 0; i < 2; i++) {
+		warm_begin(&warm, many, true, &bytes, reason);
+		CHECK_EQ(bytes, FILES * 65536);
+		CHECK_EQ(left(), FILES * 65536);
+	}
+	/* One more has no place. */
+	few.rlim_cur = 4 * FILES;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	CHECK_EQ(bytes, 0);
+	sys_fault_hook = NULL;
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	schedule_free(many);
+	for (unsigned int i = 0; i < FILES; i++)
+		pen_object_close(extents[i].object);
+	end();
+}
+
+/* ------------------------------------------------------------- beside a program at its end -- */
+
+static int waited = -1;
+
+/* What is flushed holds the lock that every fopen() and fclose() of the process wants. */
+static ssize_t wait_while_flushed(void *cookie, const char *text, size_t length)
+{
+	(void)cookie;
+	(void)text;
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	waited = warm_wait(&warm, LONG);
+	return (ssize_t)length;
+}
+
+TEST(it_needs_no_lock_that_exit_holds)
+{
+	cookie_io_functions_t functions = { .write = wait_while_flushed };
+	FILE *stream;
+
+	begin();
+	stream = fopencookie(NULL, "w", functions);
+	CHECK(stream != NULL && fputc('x', stream) == 'x');
+	CHECK(!fflush(NULL));
+	CHECK_EQ(waited, 0);
+	CHECK_EQ(resident(), SIZE);
+	CHECK(!fclose(stream));
+	end();
+}
+
+/* Signals that the thread with this number blocks, as a mask. */
+static unsigned long long blocked_by(const char *thread)
+{
+	char path[300], line[200];
+	unsigned long long mask = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%s/status", thread);
+	file = fopen(path, "r");
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file))
+		sscanf(line, "SigBlk: %llx", &mask);
+	CHECK(!fclose(file));
+	return mask;
+}
+
+TEST(no_signal_of_the_program_is_for_it)
+{
+	char own[20], other[20] = "";
+	struct dirent *entry;
+	DIR *threads;
+
+	begin();
+	disk_has(100, 1000, 1);
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	snprintf(own, sizeof(own), "%d", (int)getpid());
+	threads = opendir("/proc/self/task");
+	CHECK(threads != NULL);
+	while ((entry = readdir(threads)))
+		if (entry->d_name[0] != '.' && strcmp(entry->d_name, own))
+			snprintf(other, sizeof(other), "%.19s", entry->d_name);
+	closedir(threads);
+	CHECK(blocked_by(other) & 1ull << (SIGINT - 1));
+	CHECK(blocked_by(other) & 1ull << (SIGTERM - 1));
+	CHECK_EQ(blocked_by(own), 0);
+	warm_stop(&warm);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	end();
+}
+
+/* ------------------------------------------------------------------------------ what fails -- */
+
+static atomic_uint asked;
+
+static int old_kernel(const char *name)
+{
+	asked += !strcmp(name, "fadvise");
+	return !strcmp(name, "populate") ? EINVAL : 0;
+}
+
+/* There the kernel reads ahead as it is told, which it does only so far at a time. */
+TEST(an_old_kernel_is_asked_in_small_steps)
+{
+	begin();
+	sys_fault_hook = old_kernel;
+	warm_begin(&warm, schedule, true, &bytes, reason);
+	CHECK_EQ(warm_wait(&warm, LONG), 0);
+	sys_fault_hook = NULL;
+	CHECK_EQ(asked, SIZE / (128 << 10));
+	for (int i = 0; i < 600 && resident() < SIZE; i++)
+		os_sleep(100000000);
+	CHECK_EQ(resident(), SIZE);
+	end();
 }
 
 static int fail_fetch(const char *name)
@@ -420,14 +625,14 @@ TEST(without_a_thread_nothing_is_promised)
 	unsigned int before;
 
 	begin();
-	before = entries_in("/proc/self/fd");
+	before = open_on_files();
 	sys_fault_hook = fail_thread;
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	sys_fault_hook = NULL;
 	CHECK_EQ(bytes, 0);
 	CHECK(strstr(reason, "no thread"));
 	CHECK_EQ(warm_wait(&warm, 0), 0);
-	CHECK_EQ(entries_in("/proc/self/fd"), before);
+	CHECK_EQ(open_on_files(), before);
 	end();
 }
 
@@ -490,7 +695,7 @@ TEST(a_forked_child_has_nothing_of_it)
 	pid_t pid;
 
 	begin();
-	before = entries_in("/proc/self/fd");
+	before = open_on_files();
 	transfer(PEN_CACHE_AFTER, &report);
 	pid = fork();
 	if (!pid) {
@@ -498,7 +703,7 @@ TEST(a_forked_child_has_nothing_of_it)
 		pen_warming_poll(&warming);
 		CHECK_EQ(warming.left + warming.brought + warming.given_up, 0);
 		CHECK_EQ(pen_warming_wait(0), 0);
-		CHECK_EQ(entries_in("/proc/self/fd"), before);
+		CHECK_EQ(open_on_files(), before);
 		CHECK_EQ(os_uncache(object->fd), 0);
 		exit(0);
 	}
