@@ -159,7 +159,7 @@ static int add_folder(struct packer *packer, const char *from, const char *to,
 	return rc;
 }
 
-/* ------------------------------------------------------------------------------ what is asked -- */
+/* ---------------------------------------------------------------------------- what is asked -- */
 
 static int refuse(const struct packer *packer, int rc, const char *name, const char *why,
 		  const char *hint, struct pen_error *err)
@@ -438,7 +438,7 @@ static void print_json(const struct packer *packer)
 	report_json(object);
 }
 
-/* --------------------------------------------------------------------------- the two commands -- */
+/* ------------------------------------------------------------------------- the two commands -- */
 
 /* The name of a folder without slashes at its end. */
 static const char *plain_name(char *name)

@@ -66,8 +66,8 @@ static inline uint8_t take_bits(const uint8_t *plane, uint32_t i, unsigned int w
 }
 
 /*
- * The symbols of `count` codes in a plane of 2 bits, from value `from` on, where `taken` escapes lie
- * before it: s has the symbols of 0, 1 and 2, `deeper` those of the escapes. However many escapes
+ * The symbols of `count` codes in a plane of 2 bits, from value `from` on, before which `taken`
+ * escapes lie: s has the symbols of 0, 1 and 2, `deeper` those of the escapes. However many escapes
  * the plane claims to have, no more than `count` of `deeper` are looked at, which are there.
  */
 static void merge_two_bits(const uint8_t *plane, uint32_t from, uint32_t taken, uint32_t count,
@@ -246,7 +246,7 @@ static void put_three_bits(const uint8_t *symbols, uint32_t count, const uint8_t
 	}
 }
 
-/* ------------------------------------------------------------------- values, symbols and rest -- */
+/* ----------------------------------------------------------------- values, symbols and rest -- */
 
 static inline uint16_t join_bf16(uint8_t symbol, uint8_t rest)
 {

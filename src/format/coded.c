@@ -72,7 +72,7 @@ int coded_damaged(const char *name, const struct pen_tensor *tensor, uint64_t nu
 	char shown[WORDS_NAME];
 
 	words_bad(err, name, (int64_t)offset,
-		  "chunk %" PRIu64 " of tensor \"%s\" is not as it was packed: its checksum differs",
+		  "chunk %" PRIu64 " of tensor \"%s\" is not what was packed: its checksum differs",
 		  number, words_text(shown, tensor->name, tensor->name_length));
 	error_hint(err, "The file is damaged: take another copy of it, or pack the model again");
 	return -EBADMSG;

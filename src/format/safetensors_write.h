@@ -22,7 +22,7 @@ struct safetensors_file {
 	size_t metadata_count;
 	uint64_t align;				/* of the first tensor, a power of two from 8 on */
 	bool placed;				/* the tensors lie as `order` has them already */
-	uint64_t room;				/* for the header, to be filled up; 0: as it comes */
+	uint64_t room;				/* the header is filled up to it; 0: none */
 };
 
 /* The length of a text of the caller's: 0 stands for "up to its NUL". */
@@ -34,8 +34,8 @@ int safetensors_bytes(const struct pen_save_tensor *tensor, uint64_t *bytes,
 
 /*
  * Sort `order` as the tensors will lie - the larger kinds of numbers first, then by name; or leave
- * it, where they are `placed` - and make
- * the header: everything before the first tensor. Names must differ. Free it with free().
+ * it, where they are `placed` - and make the header: everything before the first tensor. Names must
+ * differ. Free it with free().
  */
 int safetensors_write(struct safetensors_file *file, char **header, size_t *size,
 		      struct pen_error *err);

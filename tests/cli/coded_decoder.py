@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A decoder of coded files, written from docs/coded.md alone: slow, plain, and nobody else's code.
 
-decode(bytes) gives the bytes of the original file, and checks whatever the page lets a reader check.
+decode(bytes) gives the bytes of the original file, and checks whatever the page lets one check.
 """
 import json
 import struct
