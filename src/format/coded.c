@@ -328,8 +328,8 @@ void coded_chunks_fini(struct coded_chunks *chunks)
 	*chunks = (struct coded_chunks){ .chunks = NULL };
 }
 
-static int check_chunks(const struct coded *coded, size_t number, struct coded_chunks *chunks,
-			const char *name, struct pen_error *err)
+int coded_chunks_check(const struct coded *coded, const char *name, size_t number,
+		       struct coded_chunks *chunks, struct pen_error *err)
 {
 	const struct pen_tensor *tensor = &coded->table->tensors[number];
 	const struct coded_tensor *known = &coded->tensors[number];
@@ -372,6 +372,6 @@ int coded_chunks_read(const struct coded *coded, struct pen_object *object, size
 			 coded->chunks_at + first * sizeof(chunks->chunks[0]), err);
 	for (size_t i = tensor; !rc && i < tensor + count; i++)
 		if (coded->tensors[i].kind != PLANES_NONE)
-			rc = check_chunks(coded, i, chunks, object->name, err);
+			rc = coded_chunks_check(coded, object->name, i, chunks, err);
 	return rc;
 }

@@ -76,6 +76,10 @@ int coded_chunks_read(const struct coded *coded, struct pen_object *object, size
 		      size_t count, struct coded_chunks *chunks, struct pen_error *err);
 void coded_chunks_fini(struct coded_chunks *chunks);
 
+/* The second half of it, for one coded tensor: what lies in chunks->chunks is checked. */
+int coded_chunks_check(const struct coded *coded, const char *name, size_t number,
+		       struct coded_chunks *chunks, struct pen_error *err);
+
 /* Values of a chunk of a tensor, numbered from the tensor's first. */
 uint32_t coded_chunk_values(const struct coded_tensor *tensor, uint64_t number);
 
