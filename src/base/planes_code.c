@@ -30,26 +30,28 @@ struct symbols {
 
 /* -------------------------------------------------------------------------------- checksum -- */
 
-static inline uint32_t mix(uint32_t word, uint32_t place)
-{
-	uint32_t x = word + place * 0x9e3779b1u;
+#define STEP 0x9e3779b1u	/* from the place of one word to that of the next */
 
+static inline uint32_t mix(uint32_t x)
+{
 	x = (x ^ x >> 16) * 0x85ebca6bu;
-	return (x ^ x >> 13) * 0xc2b2ae35u;
+	return x ^ x >> 13;
 }
 
 static uint32_t checksum(const void *values, size_t bytes)
 {
 	const any_u32 *words = values;
-	uint32_t sum = 0, count = (uint32_t)(bytes / 4), last = 0;
+	uint32_t sum = 0, count = (uint32_t)(bytes / 4), place = 0, last = 0;
 
-	for (uint32_t i = 0; i < count; i++)
-		sum += mix(words[i], i);
+	/* Two products less for each word than the page has: places go by steps, and what each x is
+	 * multiplied with last, their sum can be. */
+	for (uint32_t i = 0; i < count; i++, place += STEP)
+		sum += mix(words[i] + place);
 	if (bytes % 4) {
 		memcpy(&last, words + count, bytes % 4);
-		sum += mix(last, count);
+		sum += mix(last + place);
 	}
-	return sum;
+	return sum * 0xc2b2ae35u;
 }
 
 /* ---------------------------------------------------------- from planes to symbols, and back -- */
@@ -70,18 +72,19 @@ static inline uint8_t take_bits(const uint8_t *plane, uint32_t i, unsigned int w
  * escapes lie: s has the symbols of 0, 1 and 2, `deeper` those of the escapes. However many escapes
  * the plane claims to have, no more than `count` of `deeper` are looked at, which are there.
  */
-static void merge_two_bits(const uint8_t *plane, uint32_t from, uint32_t taken, uint32_t count,
-			   const uint8_t s[3], const uint8_t *deeper, uint8_t *symbols)
+static void merge_two_bits(const uint8_t *restrict plane, uint32_t from, uint32_t taken,
+			   uint32_t count, const uint8_t s[3], const uint8_t *restrict deeper,
+			   uint8_t *restrict symbols)
 {
 	const uint8_t *escape = deeper + taken;
 	uint8_t table[4] = { s[0], s[1], s[2], 0 };
 
 	for (uint32_t i = from; i < count; i++) {
-		unsigned int code = plane[i / 4] >> i % 4 * 2 & 3;
-		uint8_t other = *escape;
+		unsigned int code = plane[i / 4] >> i % 4 * 2 & 3, is_escape = code == 3;
 
-		symbols[i] = code == 3 ? other : table[code];
-		escape += code == 3;
+		/* A branch would be guessed wrongly for every fourth value; table[3] is 0. */
+		symbols[i] = table[code] | (*escape & (uint8_t)-is_escape);
+		escape += is_escape;
 	}
 }
 
@@ -90,8 +93,8 @@ static void merge_two_bits(const uint8_t *plane, uint32_t from, uint32_t taken, 
 static const uint8_t spread[16] = { 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3 };
 static const int8_t shifts[16] = { 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6 };
 
-static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *deeper, uint8_t *symbols)
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
 {
 	const uint8_t table[16] = { s[0], s[1], s[2] };
 	const uint8x16_t of_code = vld1q_u8(table), byte_of = vld1q_u8(spread);
@@ -99,6 +102,7 @@ static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
 	const int8x16_t shift = vld1q_s8(shifts);
 	uint32_t i = 0, taken = 0;
 
+#pragma GCC unroll 4
 	for (; i + VECTOR <= count; i += VECTOR) {
 		uint32_t word = *(const any_u32 *)(plane + i / 4);
 		uint8x16_t bytes = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), byte_of);
@@ -122,8 +126,8 @@ static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
 
 #elif defined(PLANES_VECTOR) && defined(__AVX2__)
 
-static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *deeper, uint8_t *symbols)
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
 {
 	const __m128i of_code = _mm_setr_epi8((char)s[0], (char)s[1], (char)s[2], 0, 0, 0, 0, 0, 0,
 					      0, 0, 0, 0, 0, 0, 0);
@@ -158,27 +162,34 @@ static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
 
 #else
 
-static void two_bits(const uint8_t *plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *deeper, uint8_t *symbols)
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
 {
 	merge_two_bits(plane, 0, 0, count, s, deeper, symbols);
 }
 
 #endif
 
-/* The symbols of escapes from B: few, so that nothing is done for their speed. */
+/* The symbols of escapes from B: few, and hardly one of them escapes again. */
 static void three_bits(const uint8_t *plane, uint32_t count, const uint8_t s[7],
 		       const uint8_t *bytes, uint32_t byte_count, uint8_t *symbols)
 {
 	uint32_t taken = 0;
 
-	for (uint32_t i = 0; i < count; i++) {
-		uint8_t code = take_bits(plane, i, 3);
+	for (uint32_t i = 0; i < count; i += 8, plane += 3) {
+		uint32_t left = count - i < 8 ? count - i : 8, codes = plane[0];
 
-		if (code < 7)
-			symbols[i] = s[code];
-		else
-			symbols[i] = taken < byte_count ? bytes[taken++] : 0;
+		/* Of the last ones there are as many bytes as they need. */
+		if (left > 2)
+			codes |= (uint32_t)plane[1] << 8;
+		if (left > 5)
+			codes |= (uint32_t)plane[2] << 16;
+		for (uint32_t k = 0; k < left; k++, codes >>= 3) {
+			if ((codes & 7) < 7)
+				symbols[i + k] = s[codes & 7];
+			else
+				symbols[i + k] = taken < byte_count ? bytes[taken++] : 0;
+		}
 	}
 }
 

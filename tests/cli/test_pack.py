@@ -213,6 +213,13 @@ def test_a_packed_model_is_listed_as_it_was_with_both_sizes(penstock, original, 
     assert "packed from" in text and " coded" in text
 
 
+def test_a_packed_model_is_loaded_to_the_host(penstock, folder, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    plain = penstock.ok("load", folder, "-d", "host", "--json").json
+    packed = penstock.ok("load", tmp_path / "packed", "-d", "host", "--json").json
+    assert packed["tensors"] == plain["tensors"] and packed["bytes"] < 0.7 * plain["bytes"]
+
+
 # ------------------------------------------------------------------------------------- refused --
 
 def refused(penstock, *args):
