@@ -350,8 +350,9 @@ static void carry(struct lane *lane)
 
 		while (take_allowed(lane) && transit_issue(lane)) {
 			moved = true;
-			/* A synchronous queue has the result already; keep the copies flowing. */
-			if (reap(lane, 0))
+			/* A synchronous queue has the result already; keep the copies flowing. Any
+			 * other has all it may have before anything is looked at or copied. */
+			if (reap(lane, 0) && lane->queue.inner->waits)
 				break;
 		}
 		moved |= reap(lane, 0);

@@ -90,9 +90,10 @@ def test_every_example_of_the_guide_runs(folder, device):
 def test_the_examples_of_the_readme_run(folder, device):
     text = (GUIDE.parent.parent / "README.md").read_text()
     blocks = BLOCK.findall(text)
-    assert len(blocks) == 2 and BLOCK.search(text[:1500]), "the first is on the first screen"
+    assert len(blocks) == 3 and BLOCK.search(text[:1500]), "the first is on the first screen"
     code = "\n".join(blocks)
     for example, real in (('"model.safetensors"', '"weights.safetensors"'),
+                          ('"/tmp/checkpoints"', '"readme-checkpoints"'),
                           ('"/tmp/m"', '"my-model"'), ('"/tmp/state.pt"', '"state.pt"'),
                           ('"cuda:0"', repr(device))):
         assert example in code
