@@ -557,11 +557,12 @@ static int write_plain(struct pen_pack *pack, struct pen_error *err)
 	rc = write_all(pack->to, pack->header, pack->header_size, 0, err);
 	if (!rc)
 		rc = run_pieces(pack, unpack_piece, err);
-	/* What was tried before may have been longer. */
-	if (!rc)
-		rc = os_truncate(pack->to->fd, pack->from->size);
+	if (rc)
+		return rc;
 	pack->packed.stored = pack->from->size;
-	return rc;
+	/* What was tried before may have been longer. */
+	rc = os_truncate(pack->to->fd, pack->from->size);
+	return rc ? error_sys(err, rc, "write", pack->to->name, -1) : 0;
 }
 
 static int write_front(struct pen_pack *pack, uint32_t crc32, struct pen_error *err)

@@ -53,12 +53,10 @@ static const char *original(void)
 	return path;
 }
 
-typedef int starter(const char *path, struct pen_object *object,
-		    const struct pen_pack_options *options, struct pen_pack **pack,
-		    struct pen_error *err);
+enum way { PACK, UNPACK };
 
 /* All of it, commit included. */
-static int convert(starter *start, const char *from, const char *to, struct pen_packed *packed,
+static int convert(enum way way, const char *from, const char *to, struct pen_packed *packed,
 		   struct pen_error *err)
 {
 	struct pen_pack_options options = PEN_PACK_OPTIONS_INIT;
@@ -70,7 +68,8 @@ static int convert(starter *start, const char *from, const char *to, struct pen_
 		return rc;
 	options.verify = 1;
 	options.threads = 2;
-	rc = start(from, object, &options, &pack, err);
+	rc = way == PACK ? pen_pack_start(from, object, &options, &pack, err)
+			 : pen_unpack_start(from, object, &options, &pack, err);
 	if (!rc) {
 		struct pen_progress progress;
 
@@ -109,7 +108,7 @@ static const char *packed_file(void)
 	struct pen_packed packed = PEN_PACKED_INIT;
 	struct pen_error err;
 
-	CHECK(!convert(pen_pack_start, from, to, &packed, &err));
+	CHECK(!convert(PACK, from, to, &packed, &err));
 	CHECK(packed.coded && packed.stored < packed.bytes);
 	CHECK(packed.kinds[PEN_BF16].tensors == 1 && packed.kinds[PEN_F32].tensors == 1);
 	CHECK(packed.kinds[PEN_BF16].bytes == sizeof(weights));
@@ -124,9 +123,9 @@ TEST(a_packed_file_comes_back_to_the_byte)
 	struct pen_packed report = PEN_PACKED_INIT;
 	struct pen_error err;
 
-	CHECK(!convert(pen_unpack_start, packed, back, &report, &err));
+	CHECK(!convert(UNPACK, packed, back, &report, &err));
 	CHECK(report.coded && same_file(back, in_scratch("original.safetensors")));
-	CHECK(convert(pen_pack_start, packed, back, NULL, &err) == -EINVAL && err.hint[0]);
+	CHECK(convert(PACK, packed, back, NULL, &err) == -EINVAL && err.hint[0]);
 }
 
 TEST(what_is_cancelled_says_so)
@@ -325,9 +324,9 @@ static bool with_kth(unsigned int k, const char *from, const char *packed, const
 	calls = 0;
 	failing = k;
 	sys_fault_hook = fail_kth;
-	rc = convert(pen_pack_start, from, packed, NULL, &err);
+	rc = convert(PACK, from, packed, NULL, &err);
 	if (!rc)
-		rc = convert(pen_unpack_start, packed, back, NULL, &err);
+		rc = convert(UNPACK, packed, back, NULL, &err);
 	if (!rc)
 		rc = pen_model_open(packed, &model, &err);
 	if (!rc) {
