@@ -609,7 +609,9 @@ struct pen_tensor {
 	uint32_t file;			/* index into pen_model_files() */
 	uint64_t offset;		/* of its first byte in that file */
 	size_t name_length;		/* a name may hold a NUL, and has one after its end */
-	uint64_t reserved[3];
+	uint64_t coded;			/* bytes that it has in the file, where it is coded: see
+					   pen_pack_start(); 0: it lies there as it is */
+	uint64_t reserved[2];
 };
 
 struct pen_metadata {
@@ -627,7 +629,8 @@ struct pen_model_file {
 	size_t metadata_count;
 	const struct pen_metadata *metadata;	/* NULL: the file has none, not even an empty one */
 	struct pen_object *object;	/* open for reading, closed with the model */
-	uint64_t reserved[4];
+	uint64_t original;		/* bytes that it had before it was packed; 0: it was not */
+	uint64_t reserved[3];
 };
 
 struct pen_model;
@@ -1237,6 +1240,65 @@ int pen_checkpoints_sweep(struct pen_checkpoints *folder, uint32_t flags,
 
 /* NULL is allowed. */
 void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
+
+/* ---------------------------------------------------------------------------- coded models -- */
+
+/*
+ * A model can be stored coded, without loss, in two thirds of its bytes: docs/coded.md has the
+ * format. A coded file is a safetensors file, recognised by its metadata; pen_model_open() tells
+ * of its tensors as they were, with `coded` set.
+ */
+struct pen_pack_options {
+	size_t size;			/* sizeof(struct pen_pack_options) */
+	uint64_t memory_limit;		/* most memory for bytes on their way; 0: 128 MiB */
+	uint32_t threads;		/* at most 64; 0: as many as there are cores */
+	int verify;			/* read back what was packed, decode and compare it */
+};
+
+#define PEN_PACK_OPTIONS_INIT PEN_SIZED_INIT(pen_pack_options)
+
+struct pen_packed_kind {
+	uint64_t tensors;
+	uint64_t bytes, stored;		/* as they were, and in the coded file */
+};
+
+#define PEN_PACKED_KINDS 32
+
+/* What has become of a file. */
+struct pen_packed {
+	size_t size;			/* sizeof(struct pen_packed) */
+	int coded;			/* 0: it would not get smaller, and is as it was; or what
+					   was to be unpacked was not packed */
+	uint64_t bytes, stored;		/* of the original file and of the coded one */
+	double seconds;
+	struct pen_packed_kind kinds[PEN_PACKED_KINDS];	/* by enum pen_dtype */
+};
+
+#define PEN_PACKED_INIT PEN_SIZED_INIT(pen_packed)
+
+struct pen_pack;
+
+/*
+ * Start to pack the safetensors file `path` into an object that is open for PEN_WRITE, its size not
+ * given; or to unpack it again, to the byte. What is packed already is refused (-EINVAL); what is
+ * not packed is unpacked by copying it. Nothing is committed: that is up to the caller, after
+ * pen_pack_wait(). The object must live until then.
+ */
+int pen_pack_start(const char *path, struct pen_object *object,
+		   const struct pen_pack_options *options, struct pen_pack **pack,
+		   struct pen_error *err);
+int pen_unpack_start(const char *path, struct pen_object *object,
+		     const struct pen_pack_options *options, struct pen_pack **pack,
+		     struct pen_error *err);
+
+/* As with jobs; but a signal handler must not cancel it. Bytes are those of the original file,
+ * twice where they are verified. */
+void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress);
+void pen_pack_cancel(struct pen_pack *pack);
+int pen_pack_wait_for(struct pen_pack *pack, double seconds);
+
+/* Wait and release. `packed` may be NULL. After an error the object is not to be committed. */
+int pen_pack_wait(struct pen_pack *pack, struct pen_packed *packed, struct pen_error *err);
 
 /* --------------------------------------------------------------------------------- explain -- */
 

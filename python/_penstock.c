@@ -1017,6 +1017,18 @@ static PyObject *model_files(PyObject *self, PyObject *unused)
 	return list;
 }
 
+static PyObject *model_coded(PyObject *self, PyObject *unused)
+{
+	const struct pen_model_file *files;
+	size_t count = pen_model_files(((struct model *)self)->handle, &files);
+	bool coded = false;
+
+	(void)unused;
+	for (size_t i = 0; i < count; i++)
+		coded |= files[i].original != 0;
+	return PyBool_FromLong(coded);
+}
+
 static PyObject *model_warnings(PyObject *self, PyObject *unused)
 {
 	const char *const *warnings;
@@ -1146,6 +1158,7 @@ static PyMethodDef model_methods[] = {
 	{ "tensors", model_tensors, METH_NOARGS,
 	  "[(name, dtype, shape, nbytes, file, offset)]; dtype is an index into DTYPES." },
 	{ "files", model_files, METH_NOARGS, "[(path, name, size, data, metadata)]." },
+	{ "coded", model_coded, METH_NOARGS, "Is some file of it packed?" },
 	{ "warnings", model_warnings, METH_NOARGS, "What is odd, in words." },
 	{ "select", model_select, METH_O, "select([(index, start, stop[, dtype])]) -> Selection." },
 	{ NULL },

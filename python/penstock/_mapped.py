@@ -219,6 +219,8 @@ def open_mapped(path) -> Opened:
     before = _named(path)
     for _ in range(_TRIES):
         model, maps = open_model(path), Maps()
+        if model.coded():
+            return Opened(model, None, "the file is packed, and has to be decoded")
         try:
             found = {name: maps.add(name, size) for name, _, size, *_ in model.files()}
         except OSError as error:

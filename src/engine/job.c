@@ -125,6 +125,8 @@ static void job_free(struct pen_job *job)
 	pthread_cond_destroy(&job->news);
 	pthread_mutex_destroy(&job->lock);
 	free(job->inject);
+	if (job->finish.free)
+		job->finish.free(job->finish.context);
 	free(job);
 }
 
@@ -376,9 +378,30 @@ static int check_streams(struct pen_device *device, const struct pen_options *op
 	return -EINVAL;
 }
 
-int pen_job_start(enum pen_mode direction, struct pen_device *device,
-		  const struct pen_extent *extents, size_t count,
-		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
+static bool finish_group(void *context, uint64_t group)
+{
+	struct pen_job *job = context;
+	struct pen_error err;
+
+	if (!job->finish.group(job->finish.context, job->allocated, group, &err))
+		return true;
+	job_fail(job, &err);
+	return false;
+}
+
+/* The lanes that will look at it have not started yet. */
+static void set_up_finish(struct pen_job *job, const struct job_finish *finish)
+{
+	if (!finish)
+		return;
+	job->finish = *finish;
+	job->arrived.settle = finish_group;
+	job->arrived.context = job;
+}
+
+static int start(enum pen_mode direction, struct pen_device *device,
+		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
+		 const struct job_finish *finish, struct pen_job **job, struct pen_error *err)
 {
 	struct pen_options full;
 	struct schedule *schedule;
@@ -420,8 +443,23 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		*job = NULL;
 		return rc;
 	}
+	set_up_finish(*job, finish);
 	job_start(*job);
 	return 0;
+}
+
+int pen_job_start(enum pen_mode direction, struct pen_device *device,
+		  const struct pen_extent *extents, size_t count,
+		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
+{
+	return start(direction, device, extents, count, options, NULL, job, err);
+}
+
+int job_start_unfinished(struct pen_device *device, const struct pen_extent *extents, size_t count,
+			 const struct pen_options *options, const struct job_finish *finish,
+			 struct pen_job **job, struct pen_error *err)
+{
+	return start(PEN_READ, device, extents, count, options, finish, job, err);
 }
 
 void pen_job_poll(struct pen_job *job, struct pen_progress *progress)

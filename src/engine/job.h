@@ -46,6 +46,17 @@ struct job_after {
 	struct device_fence fence;
 };
 
+/*
+ * What is left to do with a group when all its bytes are in memory: called by lanes, in parallel,
+ * each group once, before anybody is told of it. `allocated` is the memory that the job has
+ * allocated itself. An error is the job's.
+ */
+struct job_finish {
+	int (*group)(void *context, void *allocated, uint64_t group, struct pen_error *err);
+	void (*free)(void *context);	/* with the job */
+	void *context;
+};
+
 struct pen_job {
 	enum pen_mode direction;
 	struct pen_device *device;
@@ -81,6 +92,7 @@ struct pen_job {
 	atomic_int eventfd;		/* told of the same; -1: nobody has asked for it */
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
+	struct job_finish finish;	/* of a read; all NULL: nothing */
 	atomic_bool streamed;		/* some of it had to wait for the store */
 	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */
 	char cache_reason[PEN_REASON_MAX];
@@ -92,6 +104,12 @@ struct pen_job {
 	struct lane *lanes;
 	unsigned int lane_count;
 };
+
+/* pen_job_start() of a read whose groups, which options.groups must count, have something left to
+ * do. After an error `finish` is the caller's still. */
+int job_start_unfinished(struct pen_device *device, const struct pen_extent *extents, size_t count,
+			 const struct pen_options *options, const struct job_finish *finish,
+			 struct pen_job **job, struct pen_error *err);
 
 /* True while lanes may take new work. */
 bool job_running(struct pen_job *job);

@@ -93,7 +93,8 @@ static struct pen_device *device_of(const struct maker *maker, const struct pen_
 /* Is the extent's memory an offset into what the job will allocate? */
 static bool is_relative(const struct maker *maker, const struct pen_extent *extent)
 {
-	return maker->wishes->allocate && device_of(maker, extent) == maker->wishes->device;
+	return maker->wishes->allocate && device_of(maker, extent) == maker->wishes->device &&
+	       !(extent->flags & PLAN_ABSOLUTE);
 }
 
 static int check_fields(struct maker *maker, const char *operation,
@@ -109,7 +110,7 @@ static int check_fields(struct maker *maker, const char *operation,
 	if (extent->form && !form_of(extent->form))
 		return error_set(maker->err, -EINVAL, operation, name, offset,
 				 "extent %zu has a form that is not known", index);
-	if (extent->flags & ~PEN_FILL)
+	if (extent->flags & ~(PEN_FILL | PLAN_ABSOLUTE))
 		return error_set(maker->err, -EINVAL, operation, name, offset,
 				 "extent %zu has flags that are not known", index);
 	if (!(extent->flags & PEN_FILL))

@@ -28,6 +28,10 @@
 /* Devices of one plan. */
 #define PLAN_DEVICES 32
 
+/* Of an extent, for loads of our own: its memory is an address, though the job allocates memory of
+ * the same device. */
+#define PLAN_ABSOLUTE (1u << 31)
+
 struct plan_place {
 	_Atomic uintptr_t base;	/* where it begins; 0 until the job has allocated it */
 	uint32_t device;	/* index into plan->devices */

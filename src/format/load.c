@@ -10,8 +10,11 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/error.h"
 #include "base/form.h"
+#include "engine/job.h"
+#include "format/coded_load.h"
 #include "format/dtype.h"
 #include "format/load.h"
 #include "format/model.h"
@@ -263,12 +266,14 @@ static int check_tensor(const struct pen_model *model, const struct pen_tensor *
 			struct pen_error *err)
 {
 	const struct pen_model_file *file;
+	uint64_t stored;
 
 	if (tensor->file >= model->file_count)
 		return refuse(err, tensor, "Take tensors from this model's pen_model_tensors()",
 			      "the model has no file %u", tensor->file);
 	file = &model->files[tensor->file];
-	if (tensor->offset > file->size || tensor->bytes > file->size - tensor->offset)
+	stored = tensor->coded ? tensor->coded : tensor->bytes;
+	if (tensor->offset > file->size || stored > file->size - tensor->offset)
 		return refuse(err, tensor, "Take tensors from this model's pen_model_tensors()",
 			      "it does not lie in %s", file->name);
 	return 0;
@@ -325,6 +330,108 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 	return 0;
 }
 
+/* ------------------------------------------------------------------------------ coded ones -- */
+
+/* Does a job for these have something left to do when their bytes have come? */
+static bool any_coded(const struct pen_placement *placements, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (placements[i].tensor && placements[i].tensor->coded)
+			return true;
+	return false;
+}
+
+/* The extents of one placement, of a tensor that is coded or not; those of one that is, as if it
+ * were an object of its own. */
+static int extents_of_one(const struct pen_model *model, const struct pen_placement *placement,
+			  struct pen_extent **extents, size_t *count, struct pen_error *err)
+{
+	int rc = load_extents(model, placement, 1, extents, count, err);
+
+	for (size_t i = 0; !rc && placement->tensor->coded && i < *count; i++)
+		(*extents)[i].offset -= placement->tensor->offset;
+	return rc;
+}
+
+static int refuse_gpu(const struct pen_tensor *tensor, struct pen_error *err)
+{
+	char shown[WORDS_NAME];
+
+	error_set(err, -ENOTSUP, "load", words_name(shown, tensor->name), -1,
+		  "it is coded, and coded tensors can be loaded to the host only");
+	error_hint(err, "Unpack the model first (penstock unpack), or load it to the host");
+	return -ENOTSUP;
+}
+
+/* What one placement adds to the list. */
+static int add_placement(struct coded_load *load, const struct pen_model *model,
+			 struct pen_device *device, const struct pen_placement *placement,
+			 uint64_t group, struct pen_extent *to, size_t *added,
+			 struct pen_error *err)
+{
+	struct pen_extent *extents;
+	size_t count;
+	int rc = extents_of_one(model, placement, &extents, &count, err);
+
+	*added = 0;
+	if (rc || !count || !placement->tensor->coded) {
+		for (size_t i = 0; !rc && i < count; i++) {
+			to[i] = extents[i];
+			to[i].group = group;
+		}
+		*added = rc ? 0 : count;
+		free(extents);
+		return rc;
+	}
+	if (!(placement->device ? placement->device : device)->is_host) {
+		free(extents);
+		return refuse_gpu(placement->tensor, err);
+	}
+	rc = coded_load_add(load, group, placement->tensor, extents, count, to, err);
+	*added = !rc;
+	return rc;
+}
+
+static int start_coded(struct pen_model *model, struct pen_device *device,
+		       const struct pen_placement *placements, size_t count,
+		       const struct pen_options *given, struct pen_job **job,
+		       struct pen_error *err)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct job_finish finish = { coded_load_finish, coded_load_free, NULL };
+	struct pen_extent *extents = NULL;
+	struct coded_load *load = NULL;
+	size_t room, used = 0;
+	int rc = count_extents(model, placements, count, &room, err);
+
+	if (given)
+		memcpy(&options, given, given->size < sizeof(options) ? given->size
+								     : sizeof(options));
+	options.size = sizeof(options);
+	if (!options.groups)
+		options.groups = count;
+	if (!rc)
+		rc = coded_load_new(model, device, count, &load, err);
+	if (!rc) {
+		extents = os_calloc(room + 1, sizeof(extents[0]));
+		rc = extents ? 0 : error_sys(err, -ENOMEM, "load", "the tensors", -1);
+	}
+	for (size_t i = 0; !rc && i < count; i++) {
+		size_t added;
+
+		rc = add_placement(load, model, device, &placements[i], i, extents + used, &added,
+				   err);
+		used += added;
+	}
+	finish.context = load;
+	if (!rc)
+		rc = job_start_unfinished(device, extents, used, &options, &finish, job, err);
+	if (rc)
+		coded_load_free(load);
+	free(extents);
+	return rc;
+}
+
 int pen_load_start(struct pen_model *model, struct pen_device *device,
 		   const struct pen_placement *placements, size_t count,
 		   const struct pen_options *options, struct pen_job **job,
@@ -336,6 +443,8 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 
 	*job = NULL;
 	error_clear(err);
+	if (any_coded(placements, count))
+		return start_coded(model, device, placements, count, options, job, err);
 	rc = load_extents(model, placements, count, &extents, &extent_count, err);
 	if (!rc)
 		rc = pen_job_start(PEN_READ, device, extents, extent_count, options, job, err);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include "base/error.h"
 #include "base/text.h"
+#include "format/coded.h"
 #include "format/index.h"
 #include "format/model.h"
 #include "format/words.h"
@@ -57,7 +58,7 @@ static char *join(const char *folder, size_t folder_length, const char *name)
 /* ------------------------------------------------------------------------- reading a file -- */
 
 static int read_header(const struct pen_model_file *file, struct safetensors **table,
-		       struct pen_error *err)
+		       struct coded **coded, struct pen_error *err)
 {
 	unsigned char first[8] = { 0 };
 	size_t length;
@@ -77,13 +78,18 @@ static int read_header(const struct pen_model_file *file, struct safetensors **t
 	if (!rc)
 		rc = safetensors_parse(file->path, header, length, file->size, table, err);
 	free(header);
+	if (!rc)
+		rc = coded_read(file->path, *table, coded, err);
+	if (!rc && *coded)
+		*table = (*coded)->table;
 	return rc;
 }
 
 static int open_file(struct pen_model *model, const char *name, char *path, struct pen_error *err)
 {
 	struct pen_model_file *file = &model->files[model->file_count];
-	struct safetensors **table = &model->tables[model->file_count++];
+	struct safetensors **table = &model->tables[model->file_count];
+	struct coded **coded = &model->coded[model->file_count++];
 	char *copy = join("", 0, name);
 	int rc;
 
@@ -102,10 +108,11 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 		return -EINVAL;
 	}
 	file->size = pen_object_size(file->object);
-	rc = read_header(file, table, err);
+	rc = read_header(file, table, coded, err);
 	if (rc)
 		return rc;
 	file->data = (*table)->data;
+	file->original = *coded ? (*coded)->bytes : 0;
 	file->metadata = (*table)->metadata;
 	file->metadata_count = (*table)->metadata_count;
 	return 0;
@@ -116,7 +123,8 @@ static int make_files(struct pen_model *model, size_t count, const char *path,
 {
 	model->files = os_calloc(count + 1, sizeof(model->files[0]));
 	model->tables = os_calloc(count + 1, sizeof(model->tables[0]));
-	return model->files && model->tables ? 0 : no_memory(path, err);
+	model->coded = os_calloc(count + 1, sizeof(model->coded[0]));
+	return model->files && model->tables && model->coded ? 0 : no_memory(path, err);
 }
 
 /* ------------------------------------------------------------------------ all the tensors -- */
@@ -703,7 +711,10 @@ void pen_model_close(struct pen_model *model)
 		pen_object_close(model->files[i].object);
 		free((char *)model->files[i].path);
 		free((char *)model->files[i].name);
-		free(model->tables[i]);
+		if (model->coded[i])
+			coded_free(model->coded[i]);
+		else
+			free(model->tables[i]);
 	}
 	for (size_t i = 0; i < model->warning_count; i++)
 		free(model->warnings[i]);
@@ -711,6 +722,7 @@ void pen_model_close(struct pen_model *model)
 		os_close(model->start);
 	free(model->files);
 	free(model->tables);
+	free(model->coded);
 	free(model->tensors);
 	free(model->by_name);
 	free(model->warnings);

@@ -16,7 +16,8 @@
 struct pen_model {
 	int start;				/* what relative paths of files start at */
 	struct pen_model_file *files;
-	struct safetensors **tables;		/* one for each file */
+	struct safetensors **tables;		/* one for each file; in `coded` where it is */
+	struct coded **coded;			/* one for each file; NULL: it is not coded */
 	size_t file_count;
 	struct pen_tensor *tensors;
 	const struct pen_tensor **by_name;	/* the same, sorted by name */

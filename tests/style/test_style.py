@@ -158,6 +158,8 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_save_options saving = PEN_SAVE_OPTIONS_INIT;
 	struct pen_checkpoint_checked step = PEN_CHECKPOINT_CHECKED_INIT;
+	struct pen_pack_options packing = PEN_PACK_OPTIONS_INIT;
+	struct pen_packed packed = PEN_PACKED_INIT;
 	struct pen_error err;
 
 	step.files = PEN_CHECKPOINT_OVERWRITE + PEN_CHECKPOINT_DRY_RUN;
@@ -165,7 +167,8 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
 	saving.align = content.size + checked.size + PEN_TORCH_PACKED + PEN_TORCH_RAW;
-	kept.memory_limit = saving.align;
+	packing.threads = PEN_PACKED_KINDS + (uint32_t)packed.size;
+	kept.memory_limit = saving.align + packing.threads;
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;
 	options.stream = extent->fill ? PEN_STREAM_LEGACY : PEN_STREAM_PER_THREAD;

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loops of the coding (docs/coded.md). Symbols and rest are apart while they are worked on: an
+ * array of symbols, a byte each, that the planes A, B and C are made of and become; and loops that
+ * join them with the rest, or part them, which compilers turn into vectors by themselves.
+ *
+ * Decoding goes from the deepest plane up. The symbols of all escapes of a plane are in an array
+ * when that plane is decoded, so that the i-th escape takes the i-th of them without a branch.
+ *
+ * PLANES_NAME is what this code is called; with PLANES_VECTOR it may use vectors by name.
+ */
+#include <string.h>
+#include "base/planes_code.h"
+
+#if defined(PLANES_VECTOR) && defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(PLANES_VECTOR) && defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define VECTOR 16	/* values at once; arrays of symbols have so much more room */
+
+/* Numbers at any address: tensors lie where files have them. */
+typedef uint16_t __attribute__((aligned(1), may_alias)) any_u16;
+typedef uint32_t __attribute__((aligned(1), may_alias)) any_u32;
+
+struct symbols {
+	uint8_t at[PLANES_CHUNK + VECTOR];
+};
+
+/* -------------------------------------------------------------------------------- checksum -- */
+
+#define STEP 0x9e3779b1u	/* from the place of one word to that of the next */
+
+static inline uint32_t mix(uint32_t x)
+{
+	x = (x ^ x >> 16) * 0x85ebca6bu;
+	return x ^ x >> 13;
+}
+
+static uint32_t checksum(const void *values, size_t bytes)
+{
+	const any_u32 *words = values;
+	uint32_t sum = 0, count = (uint32_t)(bytes / 4), place = 0, last = 0;
+
+	/* Two products less for each word than the page has: places go by steps, and what each x is
+	 * multiplied with last, their sum can be. */
+	for (uint32_t i = 0; i < count; i++, place += STEP)
+		sum += mix(words[i] + place);
+	if (bytes % 4) {
+		memcpy(&last, words + count, bytes % 4);
+		sum += mix(last + place);
+	}
+	return sum * 0xc2b2ae35u;
+}
+
+/* ---------------------------------------------------------- from planes to symbols, and back -- */
+
+static inline uint8_t take_bits(const uint8_t *plane, uint32_t i, unsigned int width)
+{
+	uint32_t bit = i * width, byte = bit / 8, shift = bit % 8;
+	uint32_t found = plane[byte] >> shift;
+
+	/* Only 3 bits can lie in two bytes, and then the second is there. */
+	if (shift + width > 8)
+		found |= (uint32_t)plane[byte + 1] << (8 - shift);
+	return found & ((1u << width) - 1);
+}
+
+/*
+ * The symbols of `count` codes in a plane of 2 bits, from value `from` on, before which `taken`
+ * escapes lie: s has the symbols of 0, 1 and 2, `deeper` those of the escapes. However many escapes
+ * the plane claims to have, no more than `count` of `deeper` are looked at, which are there.
+ */
+static void merge_two_bits(const uint8_t *restrict plane, uint32_t from, uint32_t taken,
+			   uint32_t count, const uint8_t s[3], const uint8_t *restrict deeper,
+			   uint8_t *restrict symbols)
+{
+	const uint8_t *escape = deeper + taken;
+	uint8_t table[4] = { s[0], s[1], s[2], 0 };
+
+	for (uint32_t i = from; i < count; i++) {
+		unsigned int code = plane[i / 4] >> i % 4 * 2 & 3, is_escape = code == 3;
+
+		/* A branch would be guessed wrongly for every fourth value; table[3] is 0. */
+		symbols[i] = table[code] | (*escape & (uint8_t)-is_escape);
+		escape += is_escape;
+	}
+}
+
+#if defined(PLANES_VECTOR) && defined(__aarch64__)
+
+static const uint8_t spread[16] = { 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3 };
+static const int8_t shifts[16] = { 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6 };
+
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+{
+	const uint8_t table[16] = { s[0], s[1], s[2] };
+	const uint8x16_t of_code = vld1q_u8(table), byte_of = vld1q_u8(spread);
+	const uint8x16_t three = vdupq_n_u8(3), none = vdupq_n_u8(0);
+	const int8x16_t shift = vld1q_s8(shifts);
+	uint32_t i = 0, taken = 0;
+
+#pragma GCC unroll 4
+	for (; i + VECTOR <= count; i += VECTOR) {
+		uint32_t word = *(const any_u32 *)(plane + i / 4);
+		uint8x16_t bytes = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), byte_of);
+		uint8x16_t codes = vandq_u8(vshlq_u8(bytes, shift), three);
+		uint8x16_t escapes = vceqq_u8(codes, three);
+		/* How many escapes there are up to each value, that one included. */
+		uint8x16_t up_to = vshrq_n_u8(escapes, 7);
+		uint8x16_t others = vld1q_u8(deeper + taken);
+
+		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 15));
+		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 14));
+		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 12));
+		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 8));
+		taken += vgetq_lane_u8(up_to, 15);
+		/* Escapes have all bits set, which is -1: so the first one takes others[0]. */
+		others = vqtbl1q_u8(others, vaddq_u8(up_to, escapes));
+		vst1q_u8(symbols + i, vbslq_u8(escapes, others, vqtbl1q_u8(of_code, codes)));
+	}
+	merge_two_bits(plane, i, taken, count, s, deeper, symbols);
+}
+
+#elif defined(PLANES_VECTOR) && defined(__AVX2__)
+
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+{
+	const __m128i of_code = _mm_setr_epi8((char)s[0], (char)s[1], (char)s[2], 0, 0, 0, 0, 0, 0,
+					      0, 0, 0, 0, 0, 0, 0);
+	const __m128i in_order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11,
+					       15);
+	const __m128i shift = _mm_setr_epi32(0, 2, 4, 6), three = _mm_set1_epi8(3);
+	uint32_t i = 0, taken = 0;
+
+	for (; i + VECTOR <= count; i += VECTOR) {
+		int word = (int)*(const any_u32 *)(plane + i / 4);
+		/* Byte b of the k-th word has the code of value 4 * b + k. */
+		__m128i words = _mm_srlv_epi32(_mm_set1_epi32(word), shift);
+		__m128i codes = _mm_shuffle_epi8(_mm_and_si128(words, three), in_order);
+		__m128i escapes = _mm_cmpeq_epi8(codes, three);
+		/* How many escapes there are up to each value, that one included. */
+		__m128i up_to = _mm_sub_epi8(_mm_setzero_si128(), escapes);
+		__m128i others = _mm_loadu_si128((const __m128i *)(deeper + taken));
+
+		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 1));
+		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 2));
+		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 4));
+		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 8));
+		taken += (uint32_t)__builtin_popcount((unsigned int)_mm_movemask_epi8(escapes));
+		/* Escapes have all bits set, which is -1: so the first one takes others[0]. */
+		others = _mm_shuffle_epi8(others, _mm_add_epi8(up_to, escapes));
+		_mm_storeu_si128((__m128i *)(symbols + i),
+				 _mm_blendv_epi8(_mm_shuffle_epi8(of_code, codes), others,
+						 escapes));
+	}
+	merge_two_bits(plane, i, taken, count, s, deeper, symbols);
+}
+
+#else
+
+static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
+		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+{
+	merge_two_bits(plane, 0, 0, count, s, deeper, symbols);
+}
+
+#endif
+
+/* The symbols of escapes from B: few, and hardly one of them escapes again. */
+static void three_bits(const uint8_t *plane, uint32_t count, const uint8_t s[7],
+		       const uint8_t *bytes, uint32_t byte_count, uint8_t *symbols)
+{
+	uint32_t taken = 0;
+
+	for (uint32_t i = 0; i < count; i += 8, plane += 3) {
+		uint32_t left = count - i < 8 ? count - i : 8, codes = plane[0];
+
+		/* Of the last ones there are as many bytes as they need. */
+		if (left > 2)
+			codes |= (uint32_t)plane[1] << 8;
+		if (left > 5)
+			codes |= (uint32_t)plane[2] << 16;
+		for (uint32_t k = 0; k < left; k++, codes >>= 3) {
+			if ((codes & 7) < 7)
+				symbols[i + k] = s[codes & 7];
+			else
+				symbols[i + k] = taken < byte_count ? bytes[taken++] : 0;
+		}
+	}
+}
+
+static void decode_symbols(const uint8_t *stored, const struct planes_parts *parts,
+			   const uint16_t escapes[3], uint32_t count, struct symbols *symbols)
+{
+	struct symbols b, c;
+	uint8_t s[PLANES_SYMBOLS];
+
+	memcpy(s, stored, sizeof(s));
+	/* What hostile planes take beyond these must be something, though it means nothing. */
+	memset(c.at + escapes[1], 0, sizeof(c.at) - escapes[1]);
+	three_bits(stored + parts->c, escapes[1], s + 6, stored + parts->d, escapes[2], c.at);
+	memset(b.at + escapes[0], 0, sizeof(b.at) - escapes[0]);
+	two_bits(stored + parts->b, escapes[0], s + 3, c.at, b.at);
+	two_bits(stored + parts->a, count, s, b.at, symbols->at);
+}
+
+/* Puts codes into a plane that is all zeros. */
+static void put_bits(uint8_t *plane, uint32_t i, unsigned int width, unsigned int code)
+{
+	uint32_t bit = i * width, byte = bit / 8, shift = bit % 8;
+
+	plane[byte] |= (uint8_t)(code << shift);
+	if (shift + width > 8)
+		plane[byte + 1] |= (uint8_t)(code >> (8 - shift));
+}
+
+/* One plane of 2 bits of symbols; those that escape are left in `deeper`. */
+static void put_two_bits(const uint8_t *symbols, uint32_t count, const uint8_t code_of[256],
+			 uint8_t *plane, uint8_t *deeper)
+{
+	uint32_t i = 0;
+
+	for (; i + 4 <= count; i += 4) {
+		unsigned int byte = 0;
+
+		for (unsigned int k = 0; k < 4; k++) {
+			unsigned int code = code_of[symbols[i + k]];
+
+			byte |= code << 2 * k;
+			*deeper = symbols[i + k];
+			deeper += code == 3;
+		}
+		plane[i / 4] = (uint8_t)byte;
+	}
+	for (; i < count; i++) {
+		unsigned int code = code_of[symbols[i]];
+
+		put_bits(plane, i, 2, code);
+		*deeper = symbols[i];
+		deeper += code == 3;
+	}
+}
+
+static void put_three_bits(const uint8_t *symbols, uint32_t count, const uint8_t code_of[256],
+			   uint8_t *plane, uint8_t *bytes)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint8_t code = code_of[symbols[i]];
+
+		put_bits(plane, i, 3, code);
+		if (code == 7)
+			*bytes++ = symbols[i];
+	}
+}
+
+/* ----------------------------------------------------------------- values, symbols and rest -- */
+
+static inline uint16_t join_bf16(uint8_t symbol, uint8_t rest)
+{
+	return (uint16_t)((rest & 0x80) << 8 | symbol << 7 | (rest & 0x7f));
+}
+
+static void join(enum planes_kind kind, const uint8_t *symbols, const uint8_t *stored,
+		 const uint32_t rest[PLANES_RESTS], uint32_t count, void *values)
+{
+	const uint8_t *first = stored + rest[0], *second = stored + rest[1];
+	const uint8_t *third = stored + rest[2];
+	const any_u16 *low = (const any_u16 *)first;
+	any_u16 *halves = values;
+	any_u32 *words = values;
+	uint8_t *bytes = values;
+
+	switch (kind) {
+	case PLANES_BF16:
+		for (uint32_t i = 0; i < count; i++)
+			halves[i] = join_bf16(symbols[i], first[i]);
+		break;
+	case PLANES_F32:
+		for (uint32_t i = 0; i < count; i++)
+			words[i] = (uint32_t)join_bf16(symbols[i], second[i]) << 16 | low[i];
+		break;
+	case PLANES_F16:
+		for (uint32_t i = 0; i < count; i++)
+			halves[i] = (uint16_t)(take_bits(third, i, 1) << 15 |
+					       (symbols[i] & 31) << 10 |
+					       take_bits(second, i, 2) << 8 | first[i]);
+		break;
+	case PLANES_E4M3:
+		for (uint32_t i = 0; i < count; i++) {
+			unsigned int four = take_bits(first, i, 4);
+
+			bytes[i] = (uint8_t)((four & 8) << 4 | (symbols[i] & 15) << 3 | (four & 7));
+		}
+		break;
+	case PLANES_E5M2:
+		for (uint32_t i = 0; i < count; i++)
+			bytes[i] = (uint8_t)(take_bits(second, i, 1) << 7 |
+					     (symbols[i] & 31) << 2 | take_bits(first, i, 2));
+		break;
+	default:
+		break;
+	}
+}
+
+static void take_symbols(enum planes_kind kind, const void *values, uint32_t count,
+			 uint8_t *symbols)
+{
+	const any_u16 *halves = values;
+	const any_u32 *words = values;
+	const uint8_t *bytes = values;
+
+	switch (kind) {
+	case PLANES_BF16:
+		for (uint32_t i = 0; i < count; i++)
+			symbols[i] = (uint8_t)(halves[i] >> 7);
+		break;
+	case PLANES_F32:
+		for (uint32_t i = 0; i < count; i++)
+			symbols[i] = (uint8_t)(words[i] >> 23);
+		break;
+	case PLANES_F16:
+		for (uint32_t i = 0; i < count; i++)
+			symbols[i] = halves[i] >> 10 & 31;
+		break;
+	case PLANES_E4M3:
+		for (uint32_t i = 0; i < count; i++)
+			symbols[i] = bytes[i] >> 3 & 15;
+		break;
+	case PLANES_E5M2:
+		for (uint32_t i = 0; i < count; i++)
+			symbols[i] = bytes[i] >> 2 & 31;
+		break;
+	default:
+		break;
+	}
+}
+
+/* The planes of less than a byte are all zeros before. */
+static void take_rest(enum planes_kind kind, const void *values, uint32_t count, uint8_t *stored,
+		      const uint32_t rest[PLANES_RESTS])
+{
+	uint8_t *first = stored + rest[0], *second = stored + rest[1], *third = stored + rest[2];
+	const any_u16 *halves = values;
+	const any_u32 *words = values;
+	const uint8_t *bytes = values;
+	any_u16 *low = (any_u16 *)first;
+
+	switch (kind) {
+	case PLANES_BF16:
+		for (uint32_t i = 0; i < count; i++)
+			first[i] = (uint8_t)((halves[i] >> 8 & 0x80) | (halves[i] & 0x7f));
+		break;
+	case PLANES_F32:
+		for (uint32_t i = 0; i < count; i++) {
+			low[i] = (uint16_t)words[i];
+			second[i] = (uint8_t)((words[i] >> 24 & 0x80) | (words[i] >> 16 & 0x7f));
+		}
+		break;
+	case PLANES_F16:
+		for (uint32_t i = 0; i < count; i++) {
+			first[i] = (uint8_t)halves[i];
+			put_bits(second, i, 2, halves[i] >> 8 & 3);
+			put_bits(third, i, 1, halves[i] >> 15);
+		}
+		break;
+	case PLANES_E4M3:
+		for (uint32_t i = 0; i < count; i++)
+			put_bits(first, i, 4, (bytes[i] >> 4 & 8) | (bytes[i] & 7));
+		break;
+	case PLANES_E5M2:
+		for (uint32_t i = 0; i < count; i++) {
+			put_bits(first, i, 2, bytes[i] & 3);
+			put_bits(second, i, 1, bytes[i] >> 7);
+		}
+		break;
+	default:
+		break;
+	}
+}
+
+/* --------------------------------------------------------------------------------- encoding -- */
+
+/* How often each symbol is there. Four counts, so that runs of one symbol do not wait for it. */
+static void count_symbols(const uint8_t *symbols, uint32_t count, uint32_t often[256])
+{
+	uint32_t part[4][256] = { 0 };
+	uint32_t i = 0;
+
+	for (; i + 4 <= count; i += 4)
+		for (unsigned int k = 0; k < 4; k++)
+			part[k][symbols[i + k]]++;
+	for (; i < count; i++)
+		part[0][symbols[i]]++;
+	for (unsigned int k = 0; k < 256; k++)
+		often[k] = part[0][k] + part[1][k] + part[2][k] + part[3][k];
+}
+
+/* The commonest symbols, and how many values none of the planes so far has a code for. */
+static void choose_symbols(uint32_t often[256], uint32_t count, uint8_t s[PLANES_SYMBOLS],
+			   uint16_t escapes[3])
+{
+	for (unsigned int i = 0; i < PLANES_SYMBOLS; i++) {
+		unsigned int best = 0;
+
+		for (unsigned int k = 1; k < 256; k++)
+			if (often[k] > often[best])
+				best = k;
+		s[i] = often[best] ? (uint8_t)best : 0;
+		count -= often[best];
+		often[best] = 0;
+		if (i == 2 || i == 5 || i == PLANES_SYMBOLS - 1)
+			escapes[i / 3 < 3 ? i / 3 : 2] = (uint16_t)count;
+	}
+}
+
+/* The codes in one plane; where a symbol is there twice, being 0, the first counts. */
+static void codes_of(const uint8_t *s, unsigned int count, uint8_t code_of[256])
+{
+	memset(code_of, (int)count, 256);
+	for (unsigned int i = count; i-- > 0;)
+		code_of[s[i]] = (uint8_t)i;
+}
+
+static void encode(enum planes_kind kind, const void *values, uint32_t count, void *stored,
+		   struct planes_chunk *chunk)
+{
+	uint32_t bytes = count * planes_shapes[kind].bytes;
+	uint8_t s[PLANES_SYMBOLS], code_of[256], *to = stored;
+	struct symbols a, b, c;
+	struct planes_parts parts;
+	uint32_t often[256];
+
+	*chunk = (struct planes_chunk){ .checksum = checksum(values, bytes) };
+	take_symbols(kind, values, count, a.at);
+	count_symbols(a.at, count, often);
+	choose_symbols(often, count, s, chunk->escapes);
+	planes_parts(kind, count, chunk->escapes, &parts);
+	if (parts.end >= planes_plain(kind, count)) {
+		memset(chunk->escapes, 0, sizeof(chunk->escapes));
+		chunk->bytes = planes_plain(kind, count);
+		memcpy(to, values, bytes);
+		memset(to + bytes, 0, chunk->bytes - bytes);
+		return;
+	}
+	chunk->coded = PLANES_CODED;
+	chunk->bytes = parts.end;
+	memset(to, 0, parts.end);
+	memcpy(to, s, sizeof(s));
+	take_rest(kind, values, count, to, parts.rest);
+	codes_of(s, 3, code_of);
+	put_two_bits(a.at, count, code_of, to + parts.a, b.at);
+	codes_of(s + 3, 3, code_of);
+	put_two_bits(b.at, chunk->escapes[0], code_of, to + parts.b, c.at);
+	codes_of(s + 6, 7, code_of);
+	put_three_bits(c.at, chunk->escapes[1], code_of, to + parts.c, to + parts.d);
+}
+
+/* --------------------------------------------------------------------------------- decoding -- */
+
+static bool decode(enum planes_kind kind, const void *stored, const struct planes_chunk *chunk,
+		   uint32_t count, void *values)
+{
+	uint32_t bytes = count * planes_shapes[kind].bytes;
+	struct planes_parts parts;
+	struct symbols symbols;
+
+	if (chunk->coded == PLANES_PLAIN) {
+		memcpy(values, stored, bytes);
+	} else {
+		planes_parts(kind, count, chunk->escapes, &parts);
+		decode_symbols(stored, &parts, chunk->escapes, count, &symbols);
+		join(kind, symbols.at, stored, parts.rest, count, values);
+	}
+	return checksum(values, bytes) == chunk->checksum;
+}
+
+#define JOIN(a, b) a##b
+#define CODE(name) JOIN(planes_code_, name)
+#define TEXT(name) #name
+#define SHOWN(name) TEXT(name)
+
+const struct planes_code CODE(PLANES_NAME) = {
+	.name = SHOWN(PLANES_NAME),
+	.checksum = checksum,
+	.encode = encode,
+	.decode = decode,
+};

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Packed files through the library: packed and unpacked to the byte, loaded whole and by boxes to
+ * where the caller or the job has memory; and what happens when the k-th call out of the program
+ * fails on the way.
+ */
+#include <stdatomic.h>
+#include <stdint.h>
+#include "penstock.h"
+#include "scratch.h"
+#include "sys/fault.h"
+
+#define ROWS 70u
+#define COLUMNS 30u
+#define DEPTH 40u
+#define VALUES (ROWS * COLUMNS * DEPTH)	/* more than five chunks */
+
+static uint16_t weights[VALUES];
+static float plain[1000];
+
+static void make_weights(void)
+{
+	uint64_t seed = 7;
+
+	for (uint32_t i = 0; i < VALUES; i++) {
+		uint32_t chance;
+
+		seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+		chance = (uint32_t)(seed >> 32);
+		weights[i] = (uint16_t)((chance & 0x807f) |
+					(124u - (uint32_t)__builtin_clz(chance | 1)) << 7);
+	}
+	for (uint32_t i = 0; i < 1000; i++)
+		plain[i] = (float)i;
+}
+
+/* A file with a tensor that will be coded, and one that will not. */
+static const char *original(void)
+{
+	static const uint64_t shape[] = { ROWS, COLUMNS, DEPTH }, few[] = { 1000 };
+	struct pen_save_tensor tensors[] = {
+		{ .name = "weights", .dtype = PEN_BF16, .rank = 3, .shape = shape,
+		  .memory = weights },
+		{ .name = "plain", .dtype = PEN_F32, .rank = 1, .shape = few, .memory = plain },
+	};
+	const char *path = in_scratch("original.safetensors");
+	struct pen_save *save;
+	struct pen_error err;
+
+	make_weights();
+	CHECK(!pen_save_start(path, tensors, 2, NULL, &save, &err));
+	CHECK(!pen_save_wait(save, NULL, &err));
+	return path;
+}
+
+enum way { PACK, UNPACK };
+
+/* All of it, commit included. */
+static int convert(enum way way, const char *from, const char *to, struct pen_packed *packed,
+		   struct pen_error *err)
+{
+	struct pen_pack_options options = PEN_PACK_OPTIONS_INIT;
+	struct pen_object *object;
+	struct pen_pack *pack;
+	int rc = pen_object_open(to, PEN_WRITE, 0, &object, err);
+
+	if (rc)
+		return rc;
+	options.verify = 1;
+	options.threads = 2;
+	rc = way == PACK ? pen_pack_start(from, object, &options, &pack, err)
+			 : pen_unpack_start(from, object, &options, &pack, err);
+	if (!rc) {
+		struct pen_progress progress;
+
+		pen_pack_poll(pack, &progress);
+		CHECK(progress.bytes <= progress.total);
+		CHECK(pen_pack_wait_for(pack, 60) == 0);
+		rc = pen_pack_wait(pack, packed, err);
+	}
+	if (!rc)
+		rc = pen_object_commit(object, err);
+	pen_object_close(object);
+	return rc;
+}
+
+static size_t read_file(const char *path, unsigned char *bytes, size_t room)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, bytes, room);
+
+	if (fd >= 0)
+		close(fd);
+	return n < 0 ? 0 : (size_t)n;
+}
+
+static bool same_file(const char *left, const char *right)
+{
+	static unsigned char a[1 << 20], b[1 << 20];
+	size_t size = read_file(left, a, sizeof(a));
+
+	return size && size == read_file(right, b, sizeof(b)) && !memcmp(a, b, size);
+}
+
+static const char *packed_file(void)
+{
+	const char *from = original(), *to = in_scratch("packed.safetensors");
+	struct pen_packed packed = PEN_PACKED_INIT;
+	struct pen_error err;
+
+	CHECK(!convert(PACK, from, to, &packed, &err));
+	CHECK(packed.coded && packed.stored < packed.bytes);
+	CHECK(packed.kinds[PEN_BF16].tensors == 1 && packed.kinds[PEN_F32].tensors == 1);
+	CHECK(packed.kinds[PEN_BF16].bytes == sizeof(weights));
+	CHECK(packed.kinds[PEN_BF16].stored * 10 < sizeof(weights) * 7);
+	CHECK(packed.kinds[PEN_F32].stored == packed.kinds[PEN_F32].bytes);
+	return to;
+}
+
+TEST(a_packed_file_comes_back_to_the_byte)
+{
+	const char *packed = packed_file(), *back = in_scratch("back.safetensors");
+	struct pen_packed report = PEN_PACKED_INIT;
+	struct pen_error err;
+
+	CHECK(!convert(UNPACK, packed, back, &report, &err));
+	CHECK(report.coded && same_file(back, in_scratch("original.safetensors")));
+	CHECK(convert(PACK, packed, back, NULL, &err) == -EINVAL && err.hint[0]);
+}
+
+TEST(what_is_cancelled_says_so)
+{
+	const char *from = original();
+	struct pen_object *object;
+	struct pen_pack *pack;
+	struct pen_error err;
+	int rc;
+
+	CHECK(!pen_object_open(in_scratch("packed"), PEN_WRITE, 0, &object, &err));
+	CHECK(!pen_pack_start(from, object, NULL, &pack, &err));
+	pen_pack_cancel(pack);
+	rc = pen_pack_wait(pack, NULL, &err);
+	/* It may have been through already. */
+	CHECK(!rc || (rc == -ECANCELED && err.message[0]));
+	pen_object_close(object);
+}
+
+/* --------------------------------------------------------------------------------- loading -- */
+
+static uint32_t random_below(uint32_t limit)
+{
+	static uint64_t seed = 3;
+
+	seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (uint32_t)(seed >> 33) % limit;
+}
+
+static void check_box(const uint16_t *found, const uint64_t *start, const uint64_t *stop)
+{
+	for (uint64_t i = start[0]; i < stop[0]; i++)
+		for (uint64_t j = start[1]; j < stop[1]; j++)
+			for (uint64_t k = start[2]; k < stop[2]; k++)
+				CHECK(*found++ == weights[(i * COLUMNS + j) * DEPTH + k]);
+}
+
+/* Load to memory of the caller's, or of the job's. */
+static int load(struct pen_model *model, struct pen_placement *placements, size_t count,
+		bool allocates, void **memory, uint64_t *total, struct pen_error *err)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_device *host;
+	struct pen_job *job;
+	int rc = pen_device_open("host", &host, err);
+
+	if (rc)
+		return rc;
+	rc = pen_placement_layout(placements, count, total, err);
+	*memory = NULL;
+	if (!rc && allocates) {
+		options.allocate = *total;
+		options.allocated = memory;
+	} else if (!rc) {
+		rc = pen_device_alloc(host, *total, memory, err);
+		for (size_t i = 0; i < count; i++)
+			placements[i].memory = (char *)*memory + (uintptr_t)placements[i].memory;
+	}
+	if (!rc)
+		rc = pen_load_start(model, host, placements, count, &options, &job, err);
+	if (!rc)
+		rc = pen_job_wait(job, NULL, err);
+	if (rc && *memory && !allocates)
+		pen_device_free(host, *memory, *total, NULL);
+	if (!rc && !allocates)
+		for (size_t i = 0; i < count; i++)
+			placements[i].memory = (void *)((uintptr_t)placements[i].memory -
+							(uintptr_t)*memory);
+	pen_device_close(host);
+	return rc;
+}
+
+static void release(void *memory, uint64_t total)
+{
+	struct pen_device *host;
+	struct pen_error err;
+
+	CHECK(!pen_device_open("host", &host, &err));
+	CHECK(!pen_device_free(host, memory, total, &err));
+	pen_device_close(host);
+}
+
+#define BOXES 8
+
+static void load_boxes(struct pen_model *model, bool allocates)
+{
+	const struct pen_tensor *tensor = pen_model_find(model, "weights");
+	struct pen_placement placements[BOXES + 2] = { { .tensor = tensor } };
+	uint64_t start[BOXES][3], stop[BOXES][3], total;
+	static const uint64_t all[] = { ROWS, COLUMNS, DEPTH }, none[3];
+	struct pen_error err;
+	void *memory;
+
+	for (int i = 0; i < BOXES; i++) {
+		for (int k = 0; k < 3; k++) {
+			start[i][k] = random_below((uint32_t)all[k]);
+			stop[i][k] = start[i][k] +
+				     random_below((uint32_t)(all[k] - start[i][k] + 1));
+		}
+		placements[i + 1] = (struct pen_placement){ .tensor = tensor, .start = start[i],
+							    .stop = stop[i] };
+	}
+	placements[BOXES + 1].tensor = pen_model_find(model, "plain");
+	CHECK(!load(model, placements, BOXES + 2, allocates, &memory, &total, &err));
+	check_box((const uint16_t *)memory, none, all);
+	for (int i = 0; i < BOXES; i++)
+		check_box((const uint16_t *)((char *)memory +
+					     (uintptr_t)placements[i + 1].memory),
+			  start[i], stop[i]);
+	CHECK(!memcmp((char *)memory + (uintptr_t)placements[BOXES + 1].memory, plain,
+		      sizeof(plain)));
+	release(memory, total);
+}
+
+TEST(coded_tensors_are_loaded_whole_and_by_boxes)
+{
+	const char *path = packed_file();
+	struct pen_model *model;
+	struct pen_error err;
+
+	CHECK(!pen_model_open(path, &model, &err));
+	CHECK(pen_model_find(model, "weights")->coded);
+	CHECK(pen_model_find(model, "weights")->dtype == PEN_BF16);
+	CHECK(!pen_model_find(model, "__penstock__"));
+	for (int i = 0; i < 40; i++)
+		load_boxes(model, i % 2);
+	pen_model_close(model);
+}
+
+TEST(a_tensor_that_was_made_up_is_refused)
+{
+	struct pen_tensor tensor;
+	struct pen_placement placement = { .tensor = &tensor };
+	struct pen_model *model;
+	struct pen_error err;
+	uint64_t total;
+	void *memory;
+
+	CHECK(!pen_model_open(packed_file(), &model, &err));
+	tensor = *pen_model_find(model, "weights");
+	tensor.coded -= 16;
+	CHECK(load(model, &placement, 1, true, &memory, &total, &err) == -EINVAL);
+	tensor = *pen_model_find(model, "plain");
+	tensor.coded = tensor.bytes;
+	CHECK(load(model, &placement, 1, true, &memory, &total, &err) == -EINVAL);
+	pen_model_close(model);
+}
+
+TEST(a_damaged_chunk_fails_the_load_and_is_named)
+{
+	const char *path = packed_file();
+	struct pen_placement placement = { .tensor = NULL };
+	struct pen_model *model;
+	struct pen_error err;
+	unsigned char byte;
+	uint64_t total;
+	void *memory;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	CHECK(fd >= 0 && !pen_model_open(path, &model, &err));
+	placement.tensor = pen_model_find(model, "weights");
+	CHECK(pread(fd, &byte, 1, (off_t)placement.tensor->offset + 100) == 1);
+	byte ^= 8;
+	CHECK(pwrite(fd, &byte, 1, (off_t)placement.tensor->offset + 100) == 1);
+	close(fd);
+	pen_model_close(model);
+	CHECK(!pen_model_open(path, &model, &err));
+	placement.tensor = pen_model_find(model, "weights");
+	CHECK(load(model, &placement, 1, true, &memory, &total, &err) == -EBADMSG);
+	CHECK(strstr(err.message, "chunk 0 of tensor \"weights\""));
+	pen_model_close(model);
+}
+
+/* ----------------------------------------------------------------------- the k-th call fails -- */
+
+static atomic_uint calls;
+static unsigned int failing;
+
+static int fail_kth(const char *name)
+{
+	return strcmp(name, "unlink") && ++calls == failing ? ENOMEM : 0;
+}
+
+/* Returns whether there was a k-th call; every run ends right, or with words. */
+static bool with_kth(unsigned int k, const char *from, const char *packed, const char *back)
+{
+	struct pen_placement placement = { .tensor = NULL };
+	struct pen_model *model = NULL;
+	struct pen_error err = { .code = 0 };
+	uint64_t total;
+	void *memory;
+	int rc;
+
+	unlink(packed);
+	unlink(back);
+	calls = 0;
+	failing = k;
+	sys_fault_hook = fail_kth;
+	rc = convert(PACK, from, packed, NULL, &err);
+	if (!rc)
+		rc = convert(UNPACK, packed, back, NULL, &err);
+	if (!rc)
+		rc = pen_model_open(packed, &model, &err);
+	if (!rc) {
+		placement.tensor = pen_model_find(model, "weights");
+		rc = load(model, &placement, 1, true, &memory, &total, &err);
+	}
+	sys_fault_hook = NULL;
+	CHECK(!rc || (err.code == rc && err.message[0]));
+	CHECK(access(back, F_OK) || same_file(from, back));
+	if (!rc) {
+		CHECK(!memcmp(memory, weights, sizeof(weights)));
+		release(memory, total);
+	}
+	pen_model_close(model);
+	return calls >= k;
+}
+
+TEST(whatever_call_fails_is_told_and_no_wrong_byte_is_left)
+{
+	/* Each has its buffer for good. */
+	const char *from = original(), *packed = in_scratch("packed"), *back = in_scratch("back");
+	unsigned int k = 1;
+
+	while (with_kth(k, from, packed, back))
+		k++;
+	CHECK(k > 100);
+}
+
+TEST_MAIN
