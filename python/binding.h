@@ -88,6 +88,9 @@ void *new_table(Py_ssize_t count, size_t size);
  * for PyMem_Free() when the job has started. NULL with an exception. */
 struct pen_stream *read_streams(PyObject *list, struct pen_options *options);
 
+/* The bytes of a small record, verified; NULL with an exception. */
+PyObject *torch_record_bytes(const struct pen_torch *file, const struct pen_torch_record *record);
+
 /* A job that is about to start, and keeps what must live until its end: set `handle` then, or let
  * go of it. */
 struct job *job_new(struct device *device, PyObject *keeps);

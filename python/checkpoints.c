@@ -338,7 +338,9 @@ static PyObject *commit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *abandon(PyObject *object, PyObject *number)
+/* The save that is under way is over, in one way or another. */
+static PyObject *end_step(PyObject *object, PyObject *number,
+			  int (*end)(struct pen_checkpoints *, struct pen_error *))
 {
 	struct checkpoints *self = (struct checkpoints *)object;
 	struct pen_error err;
@@ -347,25 +349,20 @@ static PyObject *abandon(PyObject *object, PyObject *number)
 
 	if (!read_step(number, &step) || !is_begun(self, step) || !enter(self, true))
 		return NULL;
-	RUN(self, true, rc, pen_checkpoints_abandon(self->handle, &err));
+	RUN(self, true, rc, end(self->handle, &err));
 	if (rc)
 		return raise_error(&err);
 	Py_RETURN_NONE;
 }
 
+static PyObject *abandon(PyObject *object, PyObject *number)
+{
+	return end_step(object, number, pen_checkpoints_abandon);
+}
+
 static PyObject *leave_step(PyObject *object, PyObject *number)
 {
-	struct checkpoints *self = (struct checkpoints *)object;
-	struct pen_error err;
-	uint64_t step;
-	int rc;
-
-	if (!read_step(number, &step) || !is_begun(self, step) || !enter(self, true))
-		return NULL;
-	RUN(self, true, rc, pen_checkpoints_leave(self->handle, &err));
-	if (rc)
-		return raise_error(&err);
-	Py_RETURN_NONE;
+	return end_step(object, number, pen_checkpoints_leave);
 }
 
 static PyObject *gc(PyObject *object, PyObject *number)

@@ -343,16 +343,30 @@ static PyObject *torch_file_records(PyObject *self, PyObject *unused)
 	return dict;
 }
 
+PyObject *torch_record_bytes(const struct pen_torch *file, const struct pen_torch_record *record)
+{
+	PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)record->bytes);
+	char *content = bytes ? PyBytes_AsString(bytes) : NULL;
+	struct pen_error err;
+	int rc;
+
+	if (!bytes)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	rc = pen_torch_read(file, record, content, &err);
+	Py_END_ALLOW_THREADS
+	if (!rc)
+		return bytes;
+	Py_DECREF(bytes);
+	return raise_error(&err);
+}
+
 static PyObject *torch_file_read(PyObject *self, PyObject *argument)
 {
 	const struct pen_torch *file = ((struct torch_file *)self)->handle;
 	const struct pen_torch_record *records;
 	size_t count = pen_torch_records(file, &records);
 	Py_ssize_t index = PyLong_AsSsize_t(argument);
-	struct pen_error err;
-	PyObject *bytes;
-	char *content;
-	int rc;
 
 	if (PyErr_Occurred())
 		return NULL;
@@ -360,18 +374,7 @@ static PyObject *torch_file_read(PyObject *self, PyObject *argument)
 		PyErr_SetString(PyExc_IndexError, "there is no such record");
 		return NULL;
 	}
-	bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)records[index].bytes);
-	if (!bytes)
-		return NULL;
-	content = PyBytes_AsString(bytes);
-	Py_BEGIN_ALLOW_THREADS
-	rc = pen_torch_read(file, &records[index], content, &err);
-	Py_END_ALLOW_THREADS
-	if (rc) {
-		Py_DECREF(bytes);
-		return raise_error(&err);
-	}
-	return bytes;
+	return torch_record_bytes(file, &records[index]);
 }
 
 static PyObject *torch_file_locations(PyObject *self, PyObject *unused)

@@ -231,26 +231,6 @@ static PyObject *numbers(const uint64_t *from, uint32_t count)
 	return tuple;
 }
 
-/* What torch would unpickle, for whoever wants to know more; NULL with an exception. */
-static PyObject *pickle_of(const struct pen_torch *file)
-{
-	const struct pen_torch_record *record = pen_torch_find(file, "data.pkl");
-	PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)record->bytes);
-	struct pen_error err;
-	int rc;
-
-	if (!bytes)
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS
-	rc = pen_torch_read(file, record, PyBytes_AsString(bytes), &err);
-	Py_END_ALLOW_THREADS
-	if (rc) {
-		Py_DECREF(bytes);
-		return raise_error(&err);
-	}
-	return bytes;
-}
-
 static PyObject *torch_items_tensor(PyObject *object, PyObject *argument)
 {
 	struct torch_items *self = (struct torch_items *)object;
@@ -275,7 +255,9 @@ static PyObject *torch_items_tensor(PyObject *object, PyObject *argument)
 		return raise_error(&err);
 	if (count != 1)
 		Py_RETURN_NONE;
-	pickle = pickle_of(self->files[index]);
+	/* What torch would unpickle, for whoever wants to know more. */
+	pickle = torch_record_bytes(self->files[index],
+				    pen_torch_find(self->files[index], "data.pkl"));
 	if (!pickle)
 		return NULL;
 	shape = numbers(tensors->shape, tensors->rank);

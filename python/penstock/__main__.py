@@ -18,9 +18,9 @@ USAGE = """\
 usage: python -m penstock run [--report] script.py [argument ...]
        python -m penstock run [--report] -m module [argument ...]
 
-Runs a Python program whose calls of safetensors, torch.load and torch.save, its own or those of
-packages such as transformers, diffusers, accelerate and peft, are served by Penstock. The program
-is not changed.
+Runs a Python program whose calls of safetensors, torch.load, torch.save and the files of
+torch.distributed.checkpoint, its own or those of packages such as transformers, diffusers,
+accelerate and peft, are served by Penstock. The program is not changed.
 
   --report   at the end, say on standard error how many calls were served, and which were not
 """

@@ -446,12 +446,13 @@ class Patch:
         lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
         lines += [f"{name}: {count} handed on ({reason})"
                   for (name, reason), count in sorted(self.handed_on.items())]
-        return "\n".join(lines) or "no call of safetensors, torch.load or torch.save"
+        return "\n".join(lines) or ("no call of safetensors, torch.load, torch.save or "
+                                    "torch.distributed.checkpoint")
 
 
 def patch() -> Patch:
-    """From now on, whoever calls safetensors, torch.load or torch.save loads and saves with
-    Penstock.
+    """From now on, whoever calls safetensors, torch.load, torch.save or the files of
+    torch.distributed.checkpoint loads and saves with Penstock.
 
     transformers, diffusers, accelerate, peft and others do; they may have been imported before, or
     come later. What Penstock does not know (a framework, a device, a file object) goes

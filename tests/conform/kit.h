@@ -48,6 +48,17 @@ KIT _Thread_local struct pen_error kit_err;
 KIT char kit_where[256];
 KIT char kit_folders[2][64];
 
+/* As sys_fault_hook: one call fails. Made so far, and which one it is; 0: none. */
+KIT atomic_uint kit_calls, kit_wrong_call;
+
+KIT int kit_fail_one(const char *name)
+{
+	/* What fails to give back is lost by definition. */
+	if (!strcmp(name, "unlink") || ++kit_calls != kit_wrong_call)
+		return 0;
+	return strstr(name, "alloc") ? ENOMEM : EIO;
+}
+
 /* Say where in the matrix we are; printed when the case fails. */
 __attribute__((format(printf, 1, 2)))
 KIT void kit_at(const char *format, ...)

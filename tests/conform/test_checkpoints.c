@@ -69,10 +69,10 @@ TEST(a_killed_writer_s_lock_is_free_though_its_forked_children_live)
 		steps_open(in_scratch("c"), PEN_WRITE, 0);
 		if (!fork()) {
 			close(hold[1]);
+			CHECK_EQ(write(ready[1], "x", 1), 1);
 			/* As a worker that loads data: until the test is over. */
 			_exit(read(hold[0], &byte, 1) != 0);
 		}
-		CHECK_EQ(write(ready[1], "x", 1), 1);
 		pause();
 	}
 	CHECK_EQ(read(ready[0], &byte, 1), 1);

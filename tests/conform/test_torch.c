@@ -516,16 +516,6 @@ TEST(the_old_file_stays_until_the_new_one_is_whole)
 	pen_device_close(host);
 }
 
-static atomic_uint calls, wrong_call;	/* made so far, and which one fails; 0: none */
-
-static int fail_one(const char *name)
-{
-	/* What fails to give back is lost by definition. */
-	if (!strcmp(name, "unlink") || ++calls != wrong_call)
-		return 0;
-	return strstr(name, "alloc") ? ENOMEM : EIO;
-}
-
 /* One small save over the file that is there. */
 static int save_small(const char *path)
 {
@@ -559,9 +549,9 @@ TEST(every_call_of_a_save_may_fail)
 		int rc;
 
 		kit_at("call %u", k);
-		calls = 0;
-		wrong_call = k;
-		sys_fault_hook = fail_one;
+		kit_calls = 0;
+		kit_wrong_call = k;
+		sys_fault_hook = kit_fail_one;
 		rc = save_small(path);
 		sys_fault_hook = NULL;
 		failed += rc != 0;
@@ -574,7 +564,7 @@ TEST(every_call_of_a_save_may_fail)
 			OK(pen_torch_verify(file, NULL, NULL, &kit_err));
 			pen_torch_close(file);
 		}
-		if (calls < k)
+		if (kit_calls < k)
 			break;
 	}
 	CHECK(failed > 10 && k > 30);

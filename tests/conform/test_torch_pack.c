@@ -195,16 +195,6 @@ TEST(a_part_is_verified_by_whole_chunks_and_damage_is_found_where_it_is)
 	pen_device_close(host);
 }
 
-static atomic_uint calls, wrong_call;	/* made so far, and which one fails; 0: none */
-
-static int fail_one(const char *name)
-{
-	/* What fails to give back is lost by definition. */
-	if (!strcmp(name, "unlink") || ++calls != wrong_call)
-		return 0;
-	return strstr(name, "alloc") ? ENOMEM : EIO;
-}
-
 /* Whatever call fails, there is the old file or the new one, and nothing beside it. */
 TEST(every_call_of_a_save_of_several_may_fail)
 {
@@ -220,9 +210,9 @@ TEST(every_call_of_a_save_of_several_may_fail)
 		int rc;
 
 		kit_at("call %u", k);
-		calls = 0;
-		wrong_call = k;
-		sys_fault_hook = fail_one;
+		kit_calls = 0;
+		kit_wrong_call = k;
+		sys_fault_hook = kit_fail_one;
 		rc = save(path, NULL, NULL);
 		sys_fault_hook = NULL;
 		failed += rc != 0;
@@ -234,7 +224,7 @@ TEST(every_call_of_a_save_of_several_may_fail)
 			OK(load(&opened, UINT64_MAX, NULL));
 			close_all(&opened);
 		}
-		if (calls < k)
+		if (kit_calls < k)
 			break;
 		kit_write(path, 0, OLD_SIZE, 0x77);
 		CHECK(!truncate(path, OLD_SIZE));

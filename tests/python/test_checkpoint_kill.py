@@ -123,6 +123,13 @@ RANKS = """
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             assert code == 0, f"exit {code}: {said}"
         return said
+
+    def attempt(call):
+        try:
+            call()
+            print("-", end="; ")
+        except Exception as error:
+            print(f"{type(error).__name__} {error}", end="; ")
 """
 
 
@@ -166,13 +173,6 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
     said = in_ranks("""
         import threading
 
-        def attempt(call):
-            try:
-                call()
-                print("-", end="; ")
-            except Exception as error:
-                print(f"{type(error).__name__} {error}", end="; ")
-
         def main(rank, ckpt):
             attempt(lambda: ckpt.save(1, threading.Lock() if rank == 1 else {}))
             attempt(lambda: ckpt.save(2 if rank == 1 else 3, {}))
@@ -200,13 +200,6 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
 
 def test_what_one_rank_cannot_use_and_steps_that_cannot_go_are_heard_by_all(tmp_path):
     said = in_ranks("""
-        def attempt(call):
-            try:
-                call()
-                print("-", end="; ")
-            except Exception as error:
-                print(f"{type(error).__name__} {error}", end="; ")
-
         class Stuck:
             def __init__(self, folder):
                 self.folder = folder

@@ -126,8 +126,9 @@ def test_the_report_tells_what_was_handed_on(folder, few):
     (folder / "load.py").write_text(LOAD.replace("argv[1]", "argv[1], device='mps'"))
     done = run(folder, "--report", "load.py", few[0])
     assert done.returncode == 1 and "1 handed on (cannot open device mps" in done.stderr
-    assert run(folder, "--report", "late.py").stderr == \
-        "penstock: no call of safetensors, torch.load or torch.save\n"
+    assert run(folder, "--report", "late.py").stderr == (
+        "penstock: no call of safetensors, torch.load, torch.save or "
+        "torch.distributed.checkpoint\n")
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -152,8 +153,10 @@ def test_what_is_said_of_a_patch_names_all_that_it_serves():
     """The help, the doc string, and a patch that has served nothing yet."""
     with penstock.patch() as patched:
         texts = [USAGE, penstock.patch.__doc__, str(patched)]
-    served = {row.module.partition(".")[0] if row.module != "torch" else str(row) for row in TABLE
-              if row.module != "transformers.modeling_utils"}
-    assert served == {"safetensors", "torch.load", "torch.save"}
+    served = {str(row) if row.module == "torch" else
+              "torch.distributed.checkpoint" if row.module.startswith("torch.distributed") else
+              row.module.partition(".")[0]
+              for row in TABLE if row.module != "transformers.modeling_utils"}
+    assert served == {"safetensors", "torch.load", "torch.save", "torch.distributed.checkpoint"}
     for text in texts:
         assert not [name for name in served if name not in text], text

@@ -28,7 +28,7 @@ BEGIN = """
         if kind == "torch":
             return engine.torch_save(path, host, [("data.pkl", b"\\x80\\x02N.")],
                                      [(memory.address, size, gpu)], memory, 0, 4 << 20, streams,
-                                     inject).wait()
+                                     False, inject).wait()
         return engine.save_safetensors(path, [("a", 4, (size,), memory.address, gpu)], None, 0, 0,
                                        streams, memory, 0, 4 << 20, inject).wait()
 

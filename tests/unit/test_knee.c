@@ -98,6 +98,16 @@ TEST_ALONE(a_store_with_a_knee_is_kept_below_it)
 	done();
 }
 
+/* Not only wished for: what the plan was cut to is the least that can be asked for. */
+TEST(an_unknown_store_is_read_by_half_megabytes)
+{
+	struct pen_report report = read_store("pattern:64M", 64 * MIB, NULL);
+
+	CHECK_EQ(report.request_size, 512 << 10);
+	CHECK(report.requests >= 128);
+	done();
+}
+
 TEST_ALONE(a_far_store_gets_much_in_flight)
 {
 	struct pen_report report;

@@ -83,11 +83,14 @@ def halves(files: list[str] | tuple[str, ...]) -> tuple[list, list]:
 def evict(spans: list[tuple[str, int, int]], gently: bool = False) -> None:
     """Throw the spans out. `gently`: not by dropping all caches, and a huge page that reaches over
     the edge of a span may stay."""
-    for path, offset, length in spans:
-        with open(path, "rb") as file:
-            os.fdatasync(file.fileno())
-            os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
-    left = residency(spans)
+    left, tries = 1.0, 0
+    # Pages that some core has not listed yet stay at the first try.
+    while left and (tries := tries + 1) <= 3:
+        for path, offset, length in spans:
+            with open(path, "rb") as file:
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
+        left = residency(spans)
     if gently and left * sum(length for _, _, length in spans) <= 4 << 20:
         return
     if left > COLD_ENOUGH and os.geteuid() == 0 and not gently:
