@@ -337,3 +337,11 @@ def test_every_form_names_a_kernel_that_there_is():
     made = set(re.findall(r"^CONVERT\((\w+),", (ROOT / "src/kernels/convert.cu").read_text(),
                           flags=re.M))
     assert named == made and len(made) == 6
+
+
+def test_every_coding_names_a_kernel_that_there_is():
+    text = (ROOT / "src/base/coding.c").read_text()
+    named = re.findall(r"KERNEL(?:_TO)?\(.*, (\w+)\),", text)
+    made = re.findall(r"^DECODE(?:_TO)?\((\w+),", (ROOT / "src/kernels/decode.cu").read_text(),
+                      flags=re.M)
+    assert named == made and len(set(made)) == 11
