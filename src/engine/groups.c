@@ -64,10 +64,8 @@ void groups_came(struct groups *groups, uint32_t first, uint32_t count)
 			const struct plan_mark *mark =
 				&groups->plan->marks[request->first_mark + m];
 
-			if (atomic_fetch_sub(&groups->left[mark->group], mark->bytes) !=
+			if (atomic_fetch_sub(&groups->left[mark->group], mark->bytes) ==
 			    mark->bytes)
-				continue;
-			if (!groups->settle || groups->settle(groups->context, mark->group))
 				enter(groups, mark->group);
 		}
 	}

@@ -29,10 +29,6 @@ struct groups {
 	pthread_mutex_t *lock;		/* the job's, both */
 	pthread_cond_t *news;
 	const atomic_int *eventfd;	/* the job's; -1: nobody polls */
-	/* What is left to do with a group whose bytes have come, before it is entered: by the lane
-	 * that brought the last one. False: it failed, and is not entered. NULL: nothing. */
-	bool (*settle)(void *context, uint64_t group);
-	void *context;
 };
 
 /* Count what each group waits for; those that wait for nothing are complete. -ENOMEM. */
