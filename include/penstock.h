@@ -1251,7 +1251,9 @@ void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
 /*
  * A model can be stored coded, without loss, in two thirds of its bytes: docs/coded.md has the
  * format. A coded file is a safetensors file, recognised by its metadata; pen_model_open() tells
- * of its tensors as they were, with `coded` set.
+ * of its tensors as they were, with `coded` set, and pen_load_start() loads them to any device, as
+ * they were: a GPU decodes by itself, and where it cannot a core does and the report says why. A
+ * load of coded tensors wants a memory limit of 256 KiB at least.
  */
 struct pen_pack_options {
 	size_t size;			/* sizeof(struct pen_pack_options) */
