@@ -6,12 +6,14 @@
  * so.
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include "base/coding.h"
 #include "fake_gpu.h"
 #include "mem/device.h"
 #include "penstock.h"
 #include "scratch.h"
 #include "sys/cuda.h"
+#include "sys/fault.h"
 #include "test.h"
 
 static struct pen_error err;
@@ -642,6 +644,69 @@ TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
 	CHECK_TEXT(err.operation, "start a kernel on");
 	free_model(model);
 	pen_device_close(device);
+}
+
+static atomic_uint calls;
+static unsigned int failing;
+
+static int fail_kth(const char *name)
+{
+	(void)name;
+	return ++calls == failing ? ENOMEM : 0;
+}
+
+/* Returns whether there was a k-th call; every run ends right, or with words. */
+static bool with_kth(unsigned int k, struct pen_model *model)
+{
+	struct pen_placement placements[2] = { { .tensor = pen_model_find(model, "bf16") },
+					       { .tensor = pen_model_find(model, "odd") } };
+	static unsigned char back[4 << 20];
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_device *device = NULL;
+	struct pen_job *job = NULL;
+	void *memory = NULL;
+	uint64_t total;
+	int rc;
+
+	CHECK_PEN(pen_placement_layout(placements, 2, &total, &err));
+	CHECK(total <= sizeof(back));
+	options.allocate = total;
+	options.allocated = &memory;
+	options.lanes = 1;
+	err.code = 0;
+	calls = 0;
+	failing = k;
+	sys_fault_hook = fail_kth;
+	rc = pen_device_open("cuda:0", &device, &err);
+	if (!rc)
+		rc = pen_load_start(model, device, placements, 2, &options, &job, &err);
+	if (!rc)
+		rc = pen_job_wait(job, NULL, &err);
+	sys_fault_hook = NULL;
+	CHECK(!rc || (err.code == rc && err.message[0]));
+	if (!rc) {
+		CHECK_PEN(pen_device_get(device, back, memory, total, &err));
+		CHECK(!memcmp(back, mades[0].bytes, byte_count(&mades[0])));
+		CHECK(!memcmp(back + (uintptr_t)placements[1].memory, mades[7].bytes,
+			      byte_count(&mades[7])));
+		CHECK_PEN(pen_device_free(device, memory, total, &err));
+	}
+	pen_device_close(device);
+	return calls >= k;
+}
+
+TEST(whatever_call_fails_is_told_and_no_wrong_byte_is_left_on_a_gpu)
+{
+	struct pen_model *model;
+	unsigned int k = 1;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	model = make_model();
+	while (with_kth(k, model))
+		k++;
+	CHECK(k > 50);
+	free_model(model);
 }
 
 TEST_MAIN
