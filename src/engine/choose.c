@@ -377,9 +377,6 @@ static int choose_mapped(struct chooser *chooser, const char *why)
 			      PEN_CPU_CACHED_GPU);
 	if (!only_gpus(schedule))
 		return cannot(chooser, "some of the memory is the host's", PEN_CPU_CACHED_GPU);
-	if (schedule->plan->formed_bytes)
-		return cannot(chooser, "bytes are changed on their way out of staging",
-			      PEN_CPU_CACHED_GPU);
 	survey_all_to(schedule, THROUGH);
 	add_path(chooser, PATH_MAPPED, "%s", why);
 	return 0;

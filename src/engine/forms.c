@@ -59,15 +59,23 @@ static int convert_by_core(struct lane *lane, unsigned int device,
 	return rc;
 }
 
-/* Can a GPU read the slot by itself? */
+/* Can a GPU read the slot by itself? What is lent, it can. */
 static bool is_pinned(struct lane *lane, const struct transit *transit, unsigned int device,
 		      struct pen_error *why)
 {
-	if (piece_pinned(lane->staging.pieces[transit->slot->piece].piece))
+	if (lane->queue.inner->lends ||
+	    piece_pinned(lane->staging.pieces[transit->slot->piece].piece))
 		return true;
 	error_set(why, -ENOTSUP, "start a kernel on", lane->job->devices[device].device->name, -1,
 		  "the staging memory could not be pinned, so the GPU cannot read it");
 	return false;
+}
+
+/* Did no kernel do it, and may a core? Not where it would have to look into a mapping: the file may
+ * be cut short meanwhile. */
+static bool cores_can(const struct lane *lane, int rc)
+{
+	return rc == -ENOTSUP && !lane->queue.inner->lends;
 }
 
 int forms_queue(struct lane *lane, const struct transit *transit, unsigned int device,
@@ -79,10 +87,11 @@ int forms_queue(struct lane *lane, const struct transit *transit, unsigned int d
 	if (is_pinned(lane, transit, device, &why))
 		rc = device_copy(lane->job->devices[device].device, lane_stream(lane, device), copy,
 				 &why);
-	if (rc && rc != -ENOTSUP && err)
-		*err = why;
-	if (rc != -ENOTSUP)
+	if (!cores_can(lane, rc)) {
+		if (rc && err)
+			*err = why;
 		return rc;
+	}
 	job_refused(lane->job, "kernels", &why);
 	return convert_by_core(lane, device, copy, err);
 }
@@ -216,10 +225,11 @@ int forms_decode(struct lane *lane, struct transit *transit, unsigned int device
 				   &lane->fences[transit->fences][device], &why);
 	/* Chunks count however they were decoded, so that a verdict finds its own. */
 	transit->decoded += (uint32_t)part->count;
-	if (rc && rc != -ENOTSUP)
-		*err = why;
-	if (rc != -ENOTSUP)
+	if (!cores_can(lane, rc)) {
+		if (rc)
+			*err = why;
 		return rc;
+	}
 	job_refused(lane->job, "kernels", &why);
 	return decode_by_core(lane, device, part, err);
 }

@@ -472,6 +472,19 @@ TEST(coded_tensors_arrive_on_a_gpu_by_every_way)
 	check_device("cuda:0", types, 4);
 }
 
+/* A case of its own: that a kernel reads what is registered read-only is the driver's word. */
+TEST(a_gpu_decodes_out_of_the_page_cache_itself)
+{
+	static const int types[] = { PEN_MAPPED };
+	struct pen_device *device = open_device("cuda:0");
+	bool maps = device->maps;
+
+	pen_device_close(device);
+	if (!maps)
+		SKIP("this driver cannot register read-only memory");
+	check_device("cuda:0", types, 1);
+}
+
 TEST(coded_tensors_arrive_in_host_memory)
 {
 	static const int types[] = { PEN_AUTO, PEN_CPU_ONLY };
@@ -621,6 +634,31 @@ TEST(where_a_kernel_is_missing_a_core_decodes)
 TEST(where_memory_cannot_be_pinned_a_core_decodes)
 {
 	without_kernels("cuMemHostRegister_v2:1+=2", "could not be pinned");
+}
+
+/* A core would have to look into a mapping, under which the file may be cut short. */
+TEST(without_kernels_nothing_is_decoded_out_of_the_page_cache)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_placement placement = { .tensor = NULL };
+	struct pen_device *device;
+	struct pen_model *model;
+	struct pen_job *job;
+	void *memory;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuModuleLoadData:1+=209", 1);
+	device = open_device("cuda:0");
+	model = make_model();
+	placement.tensor = pen_model_find(model, "bf16");
+	options.transfer = PEN_MAPPED;
+	options.allocate = placement.tensor->bytes;
+	options.allocated = &memory;
+	CHECK_PEN(pen_load_start(model, device, &placement, 1, &options, &job, &err));
+	CHECK_EQ(pen_job_wait(job, NULL, &err), -ENOTSUP);
+	CHECK(strstr(err.message, "NO_BINARY"));
+	free_model(model);
+	pen_device_close(device);
 }
 
 TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
