@@ -121,24 +121,24 @@ static __device__ __forceinline__ u32 mix(u32 x)
 template <typename Kind> struct rest_bits {
 	u32 words[(Kind::rest + 1) / 2];
 
-	/* The lane's values begin at number `first` of the stage. */
+	/* From planes of this width on; the lane's values begin at number `first` of the stage. */
+	template <int Width>
 	__device__ __forceinline__ void take(const unsigned char *stage, int first)
 	{
-#pragma unroll
-		for (int width = 16; width; width /= 2) {
-			const unsigned char *own = stage + (Kind::values * Kind::before(width) +
-							    first * width) / 8;
+		const unsigned char *own = stage + (Kind::values * Kind::before(Width) +
+						    first * Width) / 8;
 
-			if (!(Kind::rest & width))
-				continue;
-			if (width == 1)
-				words[Kind::before(1) / 2] =
-					*reinterpret_cast<const unsigned short *>(own);
+		if constexpr ((Kind::rest & Width) != 0 && Width == 1)
+			words[Kind::before(1) / 2] =
+				*reinterpret_cast<const unsigned short *>(own);
+		if constexpr ((Kind::rest & Width) != 0) {
 #pragma unroll
-			for (int i = 0; i < width / 2; i++)
-				words[Kind::before(width) / 2 + i] =
+			for (int i = 0; i < Width / 2; i++)
+				words[Kind::before(Width) / 2 + i] =
 					reinterpret_cast<const u32 *>(own)[i];
 		}
+		if constexpr (Width > 1)
+			take<Width / 2>(stage, first);
 	}
 
 	__device__ __forceinline__ u32 of(int i) const
@@ -199,7 +199,7 @@ template <int size>
 static __device__ __forceinline__ unsigned char *place_of(const decode_launch &launch, s64 number,
 						       s64 *after)
 {
-	s64 row = launch.rows > 1 && number > 0 ? number / launch.pitch : 0;
+	s64 row = launch.rows > 1 && number > 0 ? (s64)((u64)number / (u64)launch.pitch) : 0;
 	s64 column = number - row * launch.pitch;
 
 	*after = launch.length - column;
@@ -506,7 +506,8 @@ static __device__ __forceinline__ void decode(const decode_launch &launch)
 			if (coded) {
 				rest_bits<Kind> rest;
 
-				rest.take(reinterpret_cast<const unsigned char *>(stage), staged);
+				rest.template take<16>(
+					reinterpret_cast<const unsigned char *>(stage), staged);
 				decode_step<Kind>(&state, stage_a[staged / EACH], rest, count - own,
 						  lane, words);
 			} else {
