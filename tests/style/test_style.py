@@ -185,8 +185,8 @@ def test_every_macro_of_the_header_is_compiled():
 
 
 @pytest.mark.parametrize("compiler,standard", [
-    *((compiler, standard) for compiler in ("gcc", "clang") for standard in ("c99", "gnu17")),
-    *((compiler, standard) for compiler in ("g++", "clang++")
+    *((compiler, standard) for compiler in ("gcc", "clang-19") for standard in ("c99", "gnu17")),
+    *((compiler, standard) for compiler in ("g++", "clang++-19")
       for standard in ("c++11", "c++14", "c++17", "c++20")),
 ])
 def test_the_header_stands_alone(compiler, standard):
