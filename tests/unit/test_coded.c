@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed files through the library: packed and unpacked to the byte, loaded whole and by boxes to
- * where the caller or the job has memory; and what happens when the k-th call out of the program
+ * Packed files through the library: packed and unpacked to the byte, saved out of memory as packing
+ * would write them, loaded whole and by boxes to where the caller or the job has memory; and what happens when the k-th call out of the program
  * fails on the way.
  */
 #include <stdatomic.h>
@@ -34,22 +34,29 @@ static void make_weights(void)
 		plain[i] = (float)i;
 }
 
-/* A file with a tensor that will be coded, and one that will not. */
-static const char *original(void)
+/* Save a tensor that can be coded, and one that will not be, from wherever its memory is. */
+static int save(const char *path, struct pen_device *device, void *memory,
+		const struct pen_save_options *options, struct pen_error *err)
 {
 	static const uint64_t shape[] = { ROWS, COLUMNS, DEPTH }, few[] = { 1000 };
 	struct pen_save_tensor tensors[] = {
 		{ .name = "weights", .dtype = PEN_BF16, .rank = 3, .shape = shape,
-		  .memory = weights },
+		  .memory = memory, .device = device },
 		{ .name = "plain", .dtype = PEN_F32, .rank = 1, .shape = few, .memory = plain },
 	};
-	const char *path = in_scratch("original.safetensors");
 	struct pen_save *save;
+	int rc = pen_save_start(path, tensors, 2, options, &save, err);
+
+	return rc ? rc : pen_save_wait(save, NULL, err);
+}
+
+static const char *original(void)
+{
+	const char *path = in_scratch("original.safetensors");
 	struct pen_error err;
 
 	make_weights();
-	CHECK(!pen_save_start(path, tensors, 2, NULL, &save, &err));
-	CHECK(!pen_save_wait(save, NULL, &err));
+	CHECK(!save(path, NULL, weights, NULL, &err));
 	return path;
 }
 
@@ -126,6 +133,69 @@ TEST(a_packed_file_comes_back_to_the_byte)
 	CHECK(!convert(UNPACK, packed, back, &report, &err));
 	CHECK(report.coded && same_file(back, in_scratch("original.safetensors")));
 	CHECK(convert(PACK, packed, back, NULL, &err) == -EINVAL && err.hint[0]);
+}
+
+TEST(a_coded_save_is_what_packing_the_plain_one_gives)
+{
+	const char *packed = packed_file(), *saved = in_scratch("saved.safetensors");
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options transfer = PEN_OPTIONS_INIT;
+	struct pen_error err;
+
+	options.coded = 1;
+	CHECK(!save(saved, NULL, weights, &options, &err));
+	CHECK(same_file(saved, packed));
+	/* Memory for less than one piece, and a way that no coded byte takes. */
+	options.transfer = &transfer;
+	transfer.memory_limit = 1 << 20;
+	CHECK(save(saved, NULL, weights, &options, &err) == -EINVAL && err.hint[0]);
+	transfer.memory_limit = 0;
+	transfer.transfer = PEN_GPU_DIRECT;
+	CHECK(save(saved, NULL, weights, &options, &err) == -EINVAL && err.hint[0]);
+	CHECK(same_file(saved, packed));
+}
+
+TEST(a_coded_save_takes_tensors_out_of_a_gpu)
+{
+	const char *packed = packed_file(), *saved = in_scratch("saved.safetensors");
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options transfer = PEN_OPTIONS_INIT;
+	struct pen_device *gpu;
+	struct pen_error err;
+	void *memory;
+	int rc;
+
+	CHECK(!pen_device_open("cuda:0", &gpu, &err));
+	rc = pen_device_alloc(gpu, sizeof(weights), &memory, &err);
+	if (rc) {
+		pen_device_close(gpu);
+		SKIP("there is no GPU, not even a fake one");
+	}
+	CHECK(!pen_device_put(gpu, memory, weights, sizeof(weights), &err));
+	options.coded = 1;
+	options.transfer = &transfer;
+	/* The legacy stream: what it holds comes first. */
+	transfer.stream = (void *)1;
+	CHECK(!save(saved, gpu, memory, &options, &err));
+	CHECK(same_file(saved, packed));
+	CHECK(!pen_device_free(gpu, memory, sizeof(weights), &err));
+	pen_device_close(gpu);
+}
+
+TEST(what_is_packed_is_verified_without_writing)
+{
+	const char *packed = packed_file();
+	struct pen_packed report = PEN_PACKED_INIT;
+	struct pen_error err;
+	struct pen_pack *pack;
+
+	CHECK(!pen_unpack_start(packed, NULL, NULL, &pack, &err));
+	CHECK(!pen_pack_wait(pack, &report, &err));
+	CHECK(report.coded && report.stored < report.bytes);
+	CHECK(!pen_unpack_start(in_scratch("original.safetensors"), NULL, NULL, &pack, &err));
+	CHECK(!pen_pack_wait(pack, &report, &err) && !report.coded);
+	CHECK(pen_pack_start(in_scratch("original.safetensors"), NULL, NULL, &pack, &err) ==
+	      -EINVAL);
 }
 
 TEST(what_is_cancelled_says_so)
@@ -313,18 +383,22 @@ static int fail_kth(const char *name)
 static bool with_kth(unsigned int k, const char *from, const char *packed, const char *back)
 {
 	struct pen_placement placement = { .tensor = NULL };
+	struct pen_save_options coded = PEN_SAVE_OPTIONS_INIT;
 	struct pen_model *model = NULL;
 	struct pen_error err = { .code = 0 };
 	uint64_t total;
 	void *memory;
 	int rc;
 
+	coded.coded = 1;
 	unlink(packed);
 	unlink(back);
 	calls = 0;
 	failing = k;
 	sys_fault_hook = fail_kth;
 	rc = convert(PACK, from, packed, NULL, &err);
+	if (!rc)
+		rc = save(packed, NULL, weights, &coded, &err);
 	if (!rc)
 		rc = convert(UNPACK, packed, back, NULL, &err);
 	if (!rc)
