@@ -377,15 +377,15 @@ int job_streams_check(struct pen_device *device, const struct pen_options *optio
 	return -EINVAL;
 }
 
-static bool finish_group(void *context, uint64_t group)
+static bool finish_group(void *context, uint64_t *group)
 {
 	struct pen_job *job = context;
 	struct pen_error err;
+	int rc = job->finish.group(job->finish.context, job->allocated, group, &err);
 
-	if (!job->finish.group(job->finish.context, job->allocated, group, &err))
-		return true;
-	job_fail(job, &err);
-	return false;
+	if (rc && rc != -EAGAIN)
+		job_fail(job, &err);
+	return !rc;
 }
 
 /* The lanes that will look at it have not started yet. */
@@ -394,6 +394,7 @@ static void set_up_finish(struct pen_job *job, const struct job_finish *finish)
 	if (!finish)
 		return;
 	job->finish = *finish;
+	job->arrived.count = finish->told;
 	job->arrived.settle = finish_group;
 	job->arrived.context = job;
 }

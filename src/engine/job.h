@@ -49,10 +49,13 @@ struct job_after {
 /*
  * What is left to do with a group when all its bytes are in memory: called by lanes, in parallel,
  * each group once, before anybody is told of it. `allocated` is the memory that the job has
- * allocated itself. An error is the job's.
+ * allocated itself. Groups from `told` on are parts of others, so that several lanes can work on
+ * what is one to the caller: nobody is told of these. The function may say that it is another group
+ * that is complete now, or by -EAGAIN that none is. Any other error is the job's.
  */
 struct job_finish {
-	int (*group)(void *context, void *allocated, uint64_t group, struct pen_error *err);
+	uint64_t told;
+	int (*group)(void *context, void *allocated, uint64_t *group, struct pen_error *err);
 	void (*free)(void *context);	/* with the job */
 	void *context;
 };

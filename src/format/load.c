@@ -366,29 +366,20 @@ static int refuse_gpu(const struct pen_tensor *tensor, struct pen_error *err)
 /* What one placement adds to the list. */
 static int add_placement(struct coded_load *load, const struct pen_model *model,
 			 struct pen_device *device, const struct pen_placement *placement,
-			 uint64_t group, struct pen_extent *to, size_t *added,
-			 struct pen_error *err)
+			 uint64_t group, struct pen_error *err)
 {
 	struct pen_extent *extents;
 	size_t count;
 	int rc = extents_of_one(model, placement, &extents, &count, err);
 
-	*added = 0;
-	if (rc || !count || !placement->tensor->coded) {
-		for (size_t i = 0; !rc && i < count; i++) {
-			to[i] = extents[i];
-			to[i].group = group;
-		}
-		*added = rc ? 0 : count;
-		free(extents);
-		return rc;
+	if (!rc && count && placement->tensor->coded) {
+		if ((placement->device ? placement->device : device)->is_host)
+			return coded_load_add(load, group, placement->tensor, extents, count, err);
+		rc = refuse_gpu(placement->tensor, err);
 	}
-	if (!(placement->device ? placement->device : device)->is_host) {
-		free(extents);
-		return refuse_gpu(placement->tensor, err);
-	}
-	rc = coded_load_add(load, group, placement->tensor, extents, count, to, err);
-	*added = !rc;
+	if (!rc)
+		rc = coded_load_plain(load, group, extents, count, err);
+	free(extents);
 	return rc;
 }
 
@@ -398,37 +389,32 @@ static int start_coded(struct pen_model *model, struct pen_device *device,
 		       struct pen_error *err)
 {
 	struct pen_options options = PEN_OPTIONS_INIT;
-	struct job_finish finish = { coded_load_finish, coded_load_free, NULL };
-	struct pen_extent *extents = NULL;
+	struct job_finish finish = { .group = coded_load_finish, .free = coded_load_free };
+	const struct pen_extent *extents;
 	struct coded_load *load = NULL;
-	size_t room, used = 0;
-	int rc = count_extents(model, placements, count, &room, err);
+	size_t extent_count;
+	int rc;
 
 	if (given)
 		memcpy(&options, given, given->size < sizeof(options) ? given->size
 								     : sizeof(options));
 	options.size = sizeof(options);
-	if (!options.groups)
-		options.groups = count;
-	if (!rc)
-		rc = coded_load_new(model, device, count, &load, err);
-	if (!rc) {
-		extents = os_calloc(room + 1, sizeof(extents[0]));
-		rc = extents ? 0 : error_sys(err, -ENOMEM, "load", "the tensors", -1);
-	}
-	for (size_t i = 0; !rc && i < count; i++) {
-		size_t added;
-
-		rc = add_placement(load, model, device, &placements[i], i, extents + used, &added,
-				   err);
-		used += added;
-	}
+	finish.told = options.groups ? options.groups : count;
+	if (finish.told < count)
+		return error_set(err, -EINVAL, "load", "the tensors", -1,
+				 "%zu placements have %llu groups", count,
+				 (unsigned long long)finish.told);
+	rc = coded_load_new(model, device, count, finish.told, &load, err);
+	for (size_t i = 0; !rc && i < count; i++)
+		rc = add_placement(load, model, device, &placements[i], i, err);
 	finish.context = load;
-	if (!rc)
-		rc = job_start_unfinished(device, extents, used, &options, &finish, job, err);
+	if (!rc) {
+		extents = coded_load_extents(load, &extent_count, &options.groups);
+		rc = job_start_unfinished(device, extents, extent_count, &options, &finish, job,
+					  err);
+	}
 	if (rc)
 		coded_load_free(load);
-	free(extents);
 	return rc;
 }
 

@@ -33,7 +33,7 @@ def state(seed=0):
         return torch.randn(*shape, generator=chance) * 0.02
     return {
         "bf16": normal(300, 170).to(torch.bfloat16), "f32": normal(90, 401),
-        "deep": normal(7, 80, 90),
+        "deep": normal(7, 80, 90), "large": normal(1200, 1000).to(torch.bfloat16),
         "f16": normal(50000).to(torch.float16), "e4m3": normal(200, 200).to(torch.float8_e4m3fn),
         "e5m2": normal(200, 200).to(torch.float8_e5m2), "bias": normal(300),
         "noise": random_tensor(torch.bfloat16, (220, 230)), "int": torch.arange(77),
@@ -77,7 +77,7 @@ def test_load_model_gives_the_original_with_any_options(packed, plain, options):
     ("bf16", slice(10, 20)), ("bf16", (slice(0, 300), slice(3, 5))), ("bf16", (slice(299, 300),)),
     ("deep", (slice(1, 6), slice(20, 61), slice(89, 90))), ("deep", (slice(2, 3),)),
     ("f16", slice(16383, 16385)), ("e4m3", (slice(None), slice(100, 200))), ("noise", slice(5, 9)),
-    ("deep", slice(3, 3)),
+    ("deep", slice(3, 3)), ("large", slice(3, 1100)), ("large", (slice(None), slice(7, 8))),
 ])
 def test_slices_are_those_of_the_original(packed, plain, name, box):
     for arena in (False, True):
@@ -96,8 +96,10 @@ def test_tensors_are_loaded_into_those_that_are_there(packed, plain):
 
 
 def test_numbers_are_converted_on_the_way(packed, plain):
-    found = penstock.load_model(packed, device="cpu", keys=["bf16", "f16"], dtype=torch.float32)
-    assert_same(found, {name: plain[name].float() for name in ("bf16", "f16")})
+    found = penstock.load_model(packed, device="cpu", keys=["bf16", "f16", "large"],
+                                dtype=torch.float32, slices={"large": slice(3, 1100)})
+    expected = {"bf16": plain["bf16"], "f16": plain["f16"], "large": plain["large"][3:1100]}
+    assert_same(found, {name: tensor.float() for name, tensor in expected.items()})
 
 
 def test_a_stream_has_every_tensor(packed, plain):

@@ -369,6 +369,50 @@ TEST(a_damaged_chunk_fails_the_load_and_is_named)
 	pen_model_close(model);
 }
 
+#define MANY (70u * 16384u + 5u)	/* values of more than two parts */
+
+/* Lanes decode parts of it; the caller knows of one tensor. */
+TEST(a_tensor_that_many_lanes_decode_is_told_of_once_when_all_of_it_is_there)
+{
+	static uint16_t values[MANY], found[2][MANY];
+	struct pen_save_options coded = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_save_tensor tensor = { .name = "w", .dtype = PEN_BF16, .rank = 1,
+					  .shape = (uint64_t[]){ MANY }, .memory = values };
+	const char *path = in_scratch("many.safetensors");
+	struct pen_placement placements[2] = { { .memory = found[0] }, { .memory = found[1] } };
+	bool told[3] = { false, false, false };
+	struct pen_device *host;
+	struct pen_model *model;
+	struct pen_save *saved;
+	struct pen_error err;
+	struct pen_job *job;
+	uint64_t group;
+
+	make_weights();
+	for (uint32_t i = 0; i < MANY; i++)
+		values[i] = weights[i % VALUES];
+	coded.coded = 1;
+	CHECK(!pen_save_start(path, &tensor, 1, &coded, &saved, &err));
+	CHECK(!pen_save_wait(saved, NULL, &err));
+	CHECK(!pen_model_open(path, &model, &err) && !pen_device_open("host", &host, &err));
+	placements[0].tensor = placements[1].tensor = pen_model_find(model, "w");
+	options.groups = 1;
+	CHECK(pen_load_start(model, host, placements, 2, &options, &job, &err) == -EINVAL);
+	/* One more than there are placements: it has no bytes, and is complete. */
+	options.groups = 3;
+	CHECK(!pen_load_start(model, host, placements, 2, &options, &job, &err));
+	while (pen_job_landed(job, &group, 1, 60)) {
+		CHECK(group < 3 && !told[group]);
+		told[group] = true;
+		CHECK(group == 2 || !memcmp(found[group], values, sizeof(values)));
+	}
+	CHECK(told[0] && told[1] && told[2]);
+	CHECK(!pen_job_wait(job, NULL, &err));
+	pen_model_close(model);
+	pen_device_close(host);
+}
+
 /* ----------------------------------------------------------------------- the k-th call fails -- */
 
 static atomic_uint calls;
