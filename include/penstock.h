@@ -977,8 +977,8 @@ struct pen_save_options {
 						   Tensors of several devices are one job: name what
 						   must come first in its `streams` */
 	int coded;			/* the files are coded: the very bytes that packing them
-					   would give, see pen_pack_start(). Of `transfer` only memory
-					   limit and streams mean something then */
+					   would give, see pen_pack_start(). Of `transfer` only the
+					   memory limit and the streams mean something then */
 };
 
 #define PEN_SAVE_OPTIONS_INIT PEN_SIZED_INIT(pen_save_options)

@@ -19,7 +19,7 @@
 
 struct coded_load;
 
-/* For `count` placements of a job on a device, whose caller has `groups` groups, as many or more. */
+/* For `count` placements of a job on a device. The caller has `groups` groups, as many or more. */
 int coded_load_new(struct pen_model *model, struct pen_device *device, size_t count,
 		   uint64_t groups, struct coded_load **load, struct pen_error *err);
 void coded_load_free(void *load);	/* struct coded_load, or NULL */

@@ -2,8 +2,8 @@
 #ifndef FORMAT_PACK_H
 #define FORMAT_PACK_H
 /*
- * Packing for who has no file yet: pack.c codes what a function reads. pen_pack_start() reads files;
- * a save that is to be coded reads memory (save_coded.c), and so both write the same bytes.
+ * Packing for who has no file yet: pack.c codes what a function reads. pen_pack_start() reads a
+ * file; a save that is to be coded reads memory (save_coded.c), and so both write the same bytes.
  */
 #include "format/coded.h"
 #include "penstock.h"

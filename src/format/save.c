@@ -5,8 +5,8 @@
  *
  *   start: layout -> objects, with their space reserved -> extents of header, tensors, index -> job
  *          coded: layout -> objects -> index written -> packer, which reads the tensors' memory
- *   wait:  the end of job or packer -> all objects flushed -> files committed -> index committed; of a folder
- *          in the manner of folder.h
+ *   wait:  the end of job or packer -> all objects flushed -> files committed -> index committed;
+ *          of a folder in the manner of folder.h
  *
  * Invariants
  *   1. Until every file is durable none has its name: what storage has in store comes while the

@@ -312,6 +312,35 @@ def test_a_damaged_chunk_is_named(penstock, original, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
+def test_verify_decodes_what_is_packed(penstock, folder, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    report = penstock.ok("verify", tmp_path / "packed", "--json").json
+    shards = sorted(folder.glob("*.safetensors"))
+    assert report["verified_bytes"] == sum(path.stat().st_size for path in shards)
+    assert report["verified_by"] == "checksums" and report["unverified_bytes"] == 0
+    assert "as they were packed" in penstock.ok("verify", tmp_path / "packed").out
+    plain = penstock.ok("verify", folder, "--json").json
+    assert plain["verified_by"] == "nothing" and plain["verified_bytes"] == 0
+    # A model may be packed in part.
+    (tmp_path / "packed" / shards[0].name).write_bytes(shards[0].read_bytes())
+    report = penstock.ok("verify", tmp_path / "packed", "--json").json
+    assert report["unverified_bytes"] == shards[0].stat().st_size
+    assert report["verified_bytes"] == shards[1].stat().st_size
+
+
+def test_verify_names_file_tensor_and_chunk_of_any_damage(penstock, original, tmp_path):
+    packed = tmp_path / "packed.safetensors"
+    penstock.ok("pack", original, packed, "-q")
+    good = packed.read_bytes()
+    header, _, begin = header_of(good)
+    for name, words in (("weights F32", 'chunk 0 of tensor "weights F32"'), ("ints", "CRC32")):
+        data = bytearray(good)
+        data[begin + header[name]["data_offsets"][0] + 100] ^= 1
+        packed.write_bytes(data)
+        error = penstock("verify", packed, "--json").error
+        assert words in error["message"] and error["object"] == str(packed)
+
+
 def test_a_damaged_table_never_gives_other_bytes(penstock, original, tmp_path):
     packed, bad = tmp_path / "packed", tmp_path / "bad"
     penstock.ok("pack", original, packed, "-q")

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Packed files through the library: packed and unpacked to the byte, saved out of memory as packing
- * would write them, loaded whole and by boxes to where the caller or the job has memory; and what happens when the k-th call out of the program
- * fails on the way.
+ * would write them, loaded whole and by boxes to where the caller or the job has memory; and what
+ * happens when the k-th call out of the program fails on the way.
  */
 #include <stdatomic.h>
 #include <stdint.h>
