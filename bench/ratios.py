@@ -34,7 +34,7 @@ import torch
 
 import penstock
 
-PACKAGES = ("nudenet", "rapidocr-onnxruntime", "silero-vad", "openwakeword")
+PACKAGES = ("nudenet", "rapidocr-onnxruntime", "silero-vad")
 FLOAT = 1                   # of onnx.TensorProto.DataType
 LEAST = 400_000             # values of a network that is worth a line
 ZIPNN = """
