@@ -83,9 +83,13 @@ static inline void gather_bits(const uint8_t *restrict values, unsigned int widt
 {
 	unsigned int each = 8 / width;
 
-	for (size_t i = 0; i < count / each; i++)
+	for (size_t i = 0; i < count / each; i++) {
+		uint8_t byte = 0;
+
 		for (unsigned int k = 0; k < each; k++)
-			plane[i] |= (uint8_t)(values[i * each + k] << k * width);
+			byte |= (uint8_t)(values[i * each + k] << k * width);
+		plane[i] = byte;
+	}
 	for (uint32_t i = count / each * each; i < count; i++)
 		put_bits(plane, i, width, values[i]);
 }
