@@ -69,7 +69,8 @@ bool planes_check(enum planes_kind kind, uint32_t values, const struct planes_ch
 	    escapes[1] > escapes[0] || escapes[2] > escapes[1])
 		return false;
 	planes_parts(kind, values, escapes, &parts);
-	return chunk->bytes == parts.end;
+	/* One that is not smaller would need more room than its values have. */
+	return chunk->bytes == parts.end && parts.end < planes_plain(kind, values);
 }
 
 size_t planes_usable(const struct planes_code *usable[PLANES_CODES])

@@ -14,6 +14,7 @@ import pytest
 
 from cli_program import MIB, PROGRAM
 from coded_decoder import KINDS, decode, header_of
+from coded_encoder import encode
 
 VALUES = 3 * 16384 + 777
 BITS = {"BF16": 16, "F32": 32, "F16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E4M3FNUZ": 8,
@@ -102,6 +103,22 @@ def test_the_page_is_enough_to_write_a_decoder(penstock, original, tmp_path):
     assert decode(packed.read_bytes()) == original.read_bytes()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_files_of_another_writer_are_read(penstock, tmp_path, seed):
+    original, theirs = tmp_path / "model.safetensors", tmp_path / "theirs.safetensors"
+    tensors = {f"weights {dtype}": flat(dtype, weights(dtype, 16384 + 5 + seed, seed))
+               for dtype in KINDS}
+    tensors |= {"noise": flat("BF16", noise(40000, seed)), "few": flat("F16", weights("F16", 3)),
+                "ints": flat("I32", noise(444)), "none": ("F32", [0], b"")}
+    original.write_bytes(file_of(tensors, {"format": "pt"}))
+    theirs.write_bytes(encode(original.read_bytes(), seed))
+    assert decode(theirs.read_bytes()) == original.read_bytes()
+    penstock.ok("verify", theirs)
+    penstock.ok("load", theirs, "-d", "host", "-q")
+    penstock.ok("unpack", theirs, tmp_path / "back", "-q")
+    assert sha(tmp_path / "back") == sha(original)
+
+
 def test_threads_and_memory_leave_no_trace_in_the_result(penstock, tmp_path):
     original, found = tmp_path / "model.safetensors", set()
     original.write_bytes(file_of({"w": flat("BF16", weights("BF16", 1 << 16) * 30)}))
@@ -135,6 +152,15 @@ def test_all_bit_patterns_survive(penstock, tmp_path, content):
     assert sha(tmp_path / "back") == sha(original)
     for entry in penstock.ok("inspect", tmp_path / "packed", "--json").json["tensors"]:
         assert entry["stored_bytes"] <= entry["bytes"] + 16
+
+
+@pytest.mark.parametrize("content", SPECIAL.values(), ids=SPECIAL)
+def test_the_other_decoder_finds_all_bit_patterns(penstock, tmp_path, content):
+    original = tmp_path / "model.safetensors"
+    original.write_bytes(file_of({dtype: flat(dtype, content[:20000]) for dtype in KINDS}
+                                 | {"weights": flat("BF16", weights("BF16", 32768))}))
+    penstock.ok("pack", original, tmp_path / "packed", "-q")
+    assert decode((tmp_path / "packed").read_bytes()) == original.read_bytes()
 
 
 @pytest.mark.parametrize("tensors", [
@@ -296,6 +322,15 @@ def test_a_header_that_contradicts_itself_is_refused(penstock, original, tmp_pat
     packed.write_bytes(with_header(packed.read_bytes(), change))
     assert words in refused(penstock, "unpack", packed, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_chunk_that_grew_is_refused(penstock, tmp_path, dtype):
+    """It would be longer than the memory that its values have."""
+    path = tmp_path / "grew"
+    path.write_bytes(encode(file_of({"w": flat(dtype, weights(dtype, 17000))}), wasteful=True))
+    for command in (["verify", path], ["load", path, "-d", "host"]):
+        assert "contradicts itself" in refused(penstock, *command)
 
 
 def test_a_damaged_chunk_is_named(penstock, original, tmp_path):

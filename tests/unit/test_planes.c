@@ -264,7 +264,11 @@ TEST(hostile_planes_are_decoded_within_their_bounds)
 		}
 		planes_parts(kind, count, chunk.escapes, &parts);
 		chunk.bytes = parts.end;
-		CHECK(planes_check(kind, count, &chunk));
+		/* What is not smaller than plain never gets as far as the decoder. */
+		CHECK(planes_check(kind, count, &chunk) ==
+		      (parts.end < planes_plain(kind, count)));
+		if (parts.end >= planes_plain(kind, count))
+			continue;
 		stored = malloc(parts.end);
 		CHECK(stored);
 		for (uint32_t i = 0; i < parts.end; i++)
