@@ -981,6 +981,9 @@ struct pen_save_options {
 	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
 						   Tensors of several devices are one job: name what
 						   must come first in its `streams` */
+	int coded;			/* the files are coded: the very bytes that packing them
+					   would give, see pen_pack_start(). Of `transfer` only the
+					   memory limit and the streams mean something then */
 };
 
 #define PEN_SAVE_OPTIONS_INIT PEN_SIZED_INIT(pen_save_options)
@@ -1021,7 +1024,8 @@ void pen_save_cancel(struct pen_save *save);
  * when `seconds` have passed. The memory may change again from then on. */
 int pen_save_wait_for(struct pen_save *save, double seconds);
 
-/* Wait, commit, release. The report is that of the job, without the commit. */
+/* Wait, commit, release. The report is that of the job, without the commit; of a coded save `bytes`
+ * are those in the files, and `delivered_bytes` those that they had without coding. */
 int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_error *err);
 
 /* What a save would write, without writing it: for who makes the bytes as they go. */
@@ -1289,7 +1293,8 @@ struct pen_pack;
  * Start to pack the safetensors file `path` into an object that is open for PEN_WRITE, its size not
  * given; or to unpack it again, to the byte. What is packed already is refused (-EINVAL); what is
  * not packed is unpacked by copying it. Nothing is committed: that is up to the caller, after
- * pen_pack_wait(). The object must live until then.
+ * pen_pack_wait(). The object must live until then. Unpacking into no object (NULL) writes nothing:
+ * it verifies that every chunk and the file as a whole are what was packed. A damaged one is named.
  */
 int pen_pack_start(const char *path, struct pen_object *object,
 		   const struct pen_pack_options *options, struct pen_pack **pack,
@@ -1298,8 +1303,7 @@ int pen_unpack_start(const char *path, struct pen_object *object,
 		     const struct pen_pack_options *options, struct pen_pack **pack,
 		     struct pen_error *err);
 
-/* As with jobs; but a signal handler must not cancel it. Bytes are those of the original file,
- * twice where they are verified. */
+/* As with jobs. Bytes are those of the original file, twice where they are verified. */
 void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress);
 void pen_pack_cancel(struct pen_pack *pack);
 int pen_pack_wait_for(struct pen_pack *pack, double seconds);

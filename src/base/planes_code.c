@@ -56,37 +56,77 @@ static uint32_t checksum(const void *values, size_t bytes)
 
 /* ---------------------------------------------------------- from planes to symbols, and back -- */
 
-static inline uint8_t take_bits(const uint8_t *plane, uint32_t i, unsigned int width)
+/* Puts codes into a plane that is all zeros. */
+static inline void put_bits(uint8_t *plane, uint32_t i, unsigned int width, unsigned int code)
 {
 	uint32_t bit = i * width, byte = bit / 8, shift = bit % 8;
-	uint32_t found = plane[byte] >> shift;
 
-	/* Only 3 bits can lie in two bytes, and then the second is there. */
+	plane[byte] |= (uint8_t)(code << shift);
 	if (shift + width > 8)
-		found |= (uint32_t)plane[byte + 1] << (8 - shift);
-	return found & ((1u << width) - 1);
+		plane[byte + 1] |= (uint8_t)(code >> (8 - shift));
 }
+
+/* From a plane of 1, 2 or 4 bits to a byte for each value; some more than `count` are written. */
+static inline void spread_bits(const uint8_t *restrict plane, unsigned int width, uint32_t count,
+			       uint8_t *restrict values)
+{
+	unsigned int each = 8 / width, mask = (1u << width) - 1;
+
+	for (size_t i = 0; i < (count + each - 1) / each; i++)
+		for (unsigned int k = 0; k < each; k++)
+			values[i * each + k] = plane[i] >> k * width & mask;
+}
+
+/* The way back, into a plane that is all zeros. */
+static inline void gather_bits(const uint8_t *restrict values, unsigned int width, uint32_t count,
+			       uint8_t *restrict plane)
+{
+	unsigned int each = 8 / width;
+
+	for (size_t i = 0; i < count / each; i++) {
+		uint8_t byte = 0;
+
+		for (unsigned int k = 0; k < each; k++)
+			byte |= (uint8_t)(values[i * each + k] << k * width);
+		plane[i] = byte;
+	}
+	for (uint32_t i = count / each * each; i < count; i++)
+		put_bits(plane, i, width, values[i]);
+}
+
+/* The symbols of the values that escape from a plane: `count` of them, and after these as many
+ * zeros as are looked at once. */
+struct escapes {
+	const uint8_t *symbols;
+	uint32_t count;
+};
 
 /*
  * The symbols of `count` codes in a plane of 2 bits, from value `from` on, before which `taken`
- * escapes lie: s has the symbols of 0, 1 and 2, `deeper` those of the escapes. However many escapes
- * the plane claims to have, no more than `count` of `deeper` are looked at, which are there.
+ * escapes lie: s has the symbols of 0, 1 and 2. However many escapes the plane claims to have, no
+ * more than there are are taken, and then zeros.
  */
 static void merge_two_bits(const uint8_t *restrict plane, uint32_t from, uint32_t taken,
-			   uint32_t count, const uint8_t s[3], const uint8_t *restrict deeper,
+			   uint32_t count, const uint8_t s[3], struct escapes deeper,
 			   uint8_t *restrict symbols)
 {
-	const uint8_t *escape = deeper + taken;
 	uint8_t table[4] = { s[0], s[1], s[2], 0 };
 
 	for (uint32_t i = from; i < count; i++) {
 		unsigned int code = plane[i / 4] >> i % 4 * 2 & 3, is_escape = code == 3;
 
 		/* A branch would be guessed wrongly for every fourth value; table[3] is 0. */
-		symbols[i] = table[code] | (*escape & (uint8_t)-is_escape);
-		escape += is_escape;
+		symbols[i] = table[code] | (deeper.symbols[taken] & (uint8_t)-is_escape);
+		taken += is_escape & (taken < deeper.count);
 	}
 }
+
+#ifdef PLANES_VECTOR
+static inline uint32_t at_most(uint32_t number, uint32_t most)
+{
+	return number < most ? number : most;
+}
+#endif
 
 #if defined(PLANES_VECTOR) && defined(__aarch64__)
 
@@ -94,7 +134,7 @@ static const uint8_t spread[16] = { 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3,
 static const int8_t shifts[16] = { 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6 };
 
 static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+		     struct escapes deeper, uint8_t *restrict symbols)
 {
 	const uint8_t table[16] = { s[0], s[1], s[2] };
 	const uint8x16_t of_code = vld1q_u8(table), byte_of = vld1q_u8(spread);
@@ -110,13 +150,13 @@ static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_
 		uint8x16_t escapes = vceqq_u8(codes, three);
 		/* How many escapes there are up to each value, that one included. */
 		uint8x16_t up_to = vshrq_n_u8(escapes, 7);
-		uint8x16_t others = vld1q_u8(deeper + taken);
+		uint8x16_t others = vld1q_u8(deeper.symbols + taken);
 
 		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 15));
 		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 14));
 		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 12));
 		up_to = vaddq_u8(up_to, vextq_u8(none, up_to, 8));
-		taken += vgetq_lane_u8(up_to, 15);
+		taken = at_most(taken + vgetq_lane_u8(up_to, 15), deeper.count);
 		/* Escapes have all bits set, which is -1: so the first one takes others[0]. */
 		others = vqtbl1q_u8(others, vaddq_u8(up_to, escapes));
 		vst1q_u8(symbols + i, vbslq_u8(escapes, others, vqtbl1q_u8(of_code, codes)));
@@ -127,7 +167,7 @@ static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_
 #elif defined(PLANES_VECTOR) && defined(__AVX2__)
 
 static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+		     struct escapes deeper, uint8_t *restrict symbols)
 {
 	const __m128i of_code = _mm_setr_epi8((char)s[0], (char)s[1], (char)s[2], 0, 0, 0, 0, 0, 0,
 					      0, 0, 0, 0, 0, 0, 0);
@@ -144,13 +184,14 @@ static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_
 		__m128i escapes = _mm_cmpeq_epi8(codes, three);
 		/* How many escapes there are up to each value, that one included. */
 		__m128i up_to = _mm_sub_epi8(_mm_setzero_si128(), escapes);
-		__m128i others = _mm_loadu_si128((const __m128i *)(deeper + taken));
+		__m128i others = _mm_loadu_si128((const __m128i *)(deeper.symbols + taken));
 
 		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 1));
 		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 2));
 		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 4));
 		up_to = _mm_add_epi8(up_to, _mm_slli_si128(up_to, 8));
 		taken += (uint32_t)__builtin_popcount((unsigned int)_mm_movemask_epi8(escapes));
+		taken = at_most(taken, deeper.count);
 		/* Escapes have all bits set, which is -1: so the first one takes others[0]. */
 		others = _mm_shuffle_epi8(others, _mm_add_epi8(up_to, escapes));
 		_mm_storeu_si128((__m128i *)(symbols + i),
@@ -163,7 +204,7 @@ static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_
 #else
 
 static void two_bits(const uint8_t *restrict plane, uint32_t count, const uint8_t s[3],
-		     const uint8_t *restrict deeper, uint8_t *restrict symbols)
+		     struct escapes deeper, uint8_t *restrict symbols)
 {
 	merge_two_bits(plane, 0, 0, count, s, deeper, symbols);
 }
@@ -200,22 +241,11 @@ static void decode_symbols(const uint8_t *stored, const struct planes_parts *par
 	uint8_t s[PLANES_SYMBOLS];
 
 	memcpy(s, stored, sizeof(s));
-	/* What hostile planes take beyond these must be something, though it means nothing. */
-	memset(c.at + escapes[1], 0, sizeof(c.at) - escapes[1]);
 	three_bits(stored + parts->c, escapes[1], s + 6, stored + parts->d, escapes[2], c.at);
-	memset(b.at + escapes[0], 0, sizeof(b.at) - escapes[0]);
-	two_bits(stored + parts->b, escapes[0], s + 3, c.at, b.at);
-	two_bits(stored + parts->a, count, s, b.at, symbols->at);
-}
-
-/* Puts codes into a plane that is all zeros. */
-static void put_bits(uint8_t *plane, uint32_t i, unsigned int width, unsigned int code)
-{
-	uint32_t bit = i * width, byte = bit / 8, shift = bit % 8;
-
-	plane[byte] |= (uint8_t)(code << shift);
-	if (shift + width > 8)
-		plane[byte + 1] |= (uint8_t)(code >> (8 - shift));
+	memset(c.at + escapes[1], 0, VECTOR);
+	two_bits(stored + parts->b, escapes[0], s + 3, (struct escapes){ c.at, escapes[1] }, b.at);
+	memset(b.at + escapes[0], 0, VECTOR);
+	two_bits(stored + parts->a, count, s, (struct escapes){ b.at, escapes[0] }, symbols->at);
 }
 
 /* One plane of 2 bits of symbols; those that escape are left in `deeper`. */
@@ -264,42 +294,48 @@ static inline uint16_t join_bf16(uint8_t symbol, uint8_t rest)
 	return (uint16_t)((rest & 0x80) << 8 | symbol << 7 | (rest & 0x7f));
 }
 
-static void join(enum planes_kind kind, const uint8_t *symbols, const uint8_t *stored,
+static void join(enum planes_kind kind, const uint8_t *restrict symbols, const uint8_t *stored,
 		 const uint32_t rest[PLANES_RESTS], uint32_t count, void *values)
 {
-	const uint8_t *first = stored + rest[0], *second = stored + rest[1];
-	const uint8_t *third = stored + rest[2];
-	const any_u16 *low = (const any_u16 *)first;
-	any_u16 *halves = values;
-	any_u32 *words = values;
-	uint8_t *bytes = values;
+	const uint8_t *restrict first = stored + rest[0], *restrict second = stored + rest[1];
+	const uint8_t *restrict third = stored + rest[2];
+	const any_u16 *restrict low = (const any_u16 *)first;
+	any_u16 *restrict halves = values;
+	any_u32 *restrict words = values;
+	uint8_t *restrict bytes = values;
+	struct symbols low_bits, sign;
 
 	switch (kind) {
 	case PLANES_BF16:
-		for (uint32_t i = 0; i < count; i++)
-			halves[i] = join_bf16(symbols[i], first[i]);
+		/* As join_bf16(), byte by byte: so more of them fit into a vector. */
+		for (size_t i = 0; i < count; i++) {
+			bytes[2 * i] = (uint8_t)(symbols[i] << 7 | (first[i] & 0x7f));
+			bytes[2 * i + 1] = (uint8_t)((first[i] & 0x80) | symbols[i] >> 1);
+		}
 		break;
 	case PLANES_F32:
 		for (uint32_t i = 0; i < count; i++)
 			words[i] = (uint32_t)join_bf16(symbols[i], second[i]) << 16 | low[i];
 		break;
 	case PLANES_F16:
+		spread_bits(second, 2, count, low_bits.at);
+		spread_bits(third, 1, count, sign.at);
 		for (uint32_t i = 0; i < count; i++)
-			halves[i] = (uint16_t)(take_bits(third, i, 1) << 15 |
-					       (symbols[i] & 31) << 10 |
-					       take_bits(second, i, 2) << 8 | first[i]);
+			halves[i] = (uint16_t)(sign.at[i] << 15 | (symbols[i] & 31) << 10 |
+					       low_bits.at[i] << 8 | first[i]);
 		break;
 	case PLANES_E4M3:
-		for (uint32_t i = 0; i < count; i++) {
-			unsigned int four = take_bits(first, i, 4);
-
-			bytes[i] = (uint8_t)((four & 8) << 4 | (symbols[i] & 15) << 3 | (four & 7));
-		}
+		spread_bits(first, 4, count, low_bits.at);
+		for (uint32_t i = 0; i < count; i++)
+			bytes[i] = (uint8_t)((low_bits.at[i] & 8) << 4 | (symbols[i] & 15) << 3 |
+					     (low_bits.at[i] & 7));
 		break;
 	case PLANES_E5M2:
+		spread_bits(first, 2, count, low_bits.at);
+		spread_bits(second, 1, count, sign.at);
 		for (uint32_t i = 0; i < count; i++)
-			bytes[i] = (uint8_t)(take_bits(second, i, 1) << 7 |
-					     (symbols[i] & 31) << 2 | take_bits(first, i, 2));
+			bytes[i] = (uint8_t)(sign.at[i] << 7 | (symbols[i] & 31) << 2 |
+					     low_bits.at[i]);
 		break;
 	default:
 		break;
@@ -348,6 +384,7 @@ static void take_rest(enum planes_kind kind, const void *values, uint32_t count,
 	const any_u32 *words = values;
 	const uint8_t *bytes = values;
 	any_u16 *low = (any_u16 *)first;
+	struct symbols low_bits, sign;
 
 	switch (kind) {
 	case PLANES_BF16:
@@ -363,19 +400,24 @@ static void take_rest(enum planes_kind kind, const void *values, uint32_t count,
 	case PLANES_F16:
 		for (uint32_t i = 0; i < count; i++) {
 			first[i] = (uint8_t)halves[i];
-			put_bits(second, i, 2, halves[i] >> 8 & 3);
-			put_bits(third, i, 1, halves[i] >> 15);
+			low_bits.at[i] = halves[i] >> 8 & 3;
+			sign.at[i] = (uint8_t)(halves[i] >> 15);
 		}
+		gather_bits(low_bits.at, 2, count, second);
+		gather_bits(sign.at, 1, count, third);
 		break;
 	case PLANES_E4M3:
 		for (uint32_t i = 0; i < count; i++)
-			put_bits(first, i, 4, (bytes[i] >> 4 & 8) | (bytes[i] & 7));
+			low_bits.at[i] = (bytes[i] >> 4 & 8) | (bytes[i] & 7);
+		gather_bits(low_bits.at, 4, count, first);
 		break;
 	case PLANES_E5M2:
 		for (uint32_t i = 0; i < count; i++) {
-			put_bits(first, i, 2, bytes[i] & 3);
-			put_bits(second, i, 1, bytes[i] >> 7);
+			low_bits.at[i] = bytes[i] & 3;
+			sign.at[i] = bytes[i] >> 7;
 		}
+		gather_bits(low_bits.at, 2, count, first);
+		gather_bits(sign.at, 1, count, second);
 		break;
 	default:
 		break;

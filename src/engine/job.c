@@ -361,9 +361,8 @@ static int follow_streams(struct pen_job *job, struct pen_error *err)
 	return rc;
 }
 
-/* A stream is some GPU's; whose, has to be said. */
-static int check_streams(struct pen_device *device, const struct pen_options *options,
-			 struct pen_error *err)
+int job_streams_check(struct pen_device *device, const struct pen_options *options,
+		      struct pen_error *err)
 {
 	bool wrong = options->stream && device->is_host;
 
@@ -398,7 +397,7 @@ static int start(enum pen_mode direction, struct pen_device *device,
 		return error_set(err, -EINVAL, "start", "a transfer", -1, "it has no device");
 	rc = schedule_options(options, &full, err);
 	if (!rc)
-		rc = check_streams(device, &full, err);
+		rc = job_streams_check(device, &full, err);
 	if (rc)
 		return rc;
 	if (full.allocate)

@@ -112,6 +112,11 @@ int job_start_coded(struct pen_device *device, const struct pen_extent *extents,
 		    const struct pen_options *options, const struct job_coded *coded,
 		    struct pen_job **job, struct pen_error *err);
 
+/* The streams that options name: each is some GPU's, and whose, has to be said. `device` is the
+ * job's. */
+int job_streams_check(struct pen_device *device, const struct pen_options *options,
+		      struct pen_error *err);
+
 /* True while lanes may take new work. */
 bool job_running(struct pen_job *job);
 

@@ -6,7 +6,7 @@
  * in the order of their numbers:
  *
  *   pack     read original -> code -> wait for its turn, take a place -> write
- *   unpack   read coded -> decode -> write where it was
+ *   unpack   read coded -> decode -> write where it was, or nowhere: then it was checked
  *   verify   read both -> decode -> compare
  *
  * Invariants
@@ -15,7 +15,7 @@
  *   2. Each thread has memory for one piece, once as it was and once as it is stored; there are no
  *      more threads than the limit has room for.
  *   3. The first error counts. After it no thread takes a further piece or waits for a turn.
- *   4. The object is the caller's, who commits it: what fails here leaves the target as it was.
+ *   4. Objects are the caller's, who commits them: what fails here leaves the target as it was.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -29,6 +29,7 @@
 #include "base/planes.h"
 #include "format/coded.h"
 #include "format/model.h"
+#include "format/pack.h"
 #include "format/safetensors_write.h"
 #include "format/words.h"
 #include "io/object.h"
@@ -60,21 +61,20 @@ struct worker {
 /* What is done with a piece. */
 typedef int step(struct worker *worker, struct piece *piece, struct pen_error *err);
 
-enum direction {
-	PACK,
-	UNPACK,
-};
-
 struct pen_pack {
-	enum direction direction;
+	enum pack_direction direction;
 	struct pen_pack_options options;
-	struct pen_model *model;	/* the file that is read */
-	const struct pen_model_file *from;
-	const struct safetensors *table;
-	const struct coded *coded;	/* of the file that is read; NULL where that is not coded */
-	struct pen_object *to;
-	struct pen_packed packed;	/* what has become of it */
+	struct pen_model *model;	/* whose file it is; NULL: the caller's affair */
+	struct pack_file *files;
+	size_t file_count;
+	struct pen_packed packed;	/* what has become of them */
+	unsigned int generation;	/* os_generation() of the process that started it */
 
+	/* Of the file that it is at: */
+	const struct pack_file *file;
+	const struct safetensors *table;	/* its own */
+	bool is_coded;			/* it was coded, or is from now on */
+	uint64_t done_before;		/* `done` when it was begun */
 	/* Tensors in the order of `table`; of those that are packed: */
 	enum planes_kind *kinds;
 	uint64_t *stored;		/* bytes that each has in the coded file */
@@ -108,7 +108,13 @@ struct pen_pack {
 
 static int no_memory(const struct pen_pack *pack, struct pen_error *err)
 {
-	return error_sys(err, -ENOMEM, "pack", pack->from->path, -1);
+	return error_sys(err, -ENOMEM, "pack", pack->file->name, -1);
+}
+
+static int read_all(const struct pack_file *file, void *buffer, uint64_t length, uint64_t offset,
+		    struct pen_error *err)
+{
+	return file->read(file->source, buffer, length, offset, err);
 }
 
 static int write_all(struct pen_object *object, const void *bytes, uint64_t length,
@@ -116,7 +122,7 @@ static int write_all(struct pen_object *object, const void *bytes, uint64_t leng
 {
 	uint64_t done = 0;
 
-	while (done < length) {
+	while (object && done < length) {
 		ssize_t n = os_pwrite(object->fd, (const char *)bytes + done,
 				      (size_t)(length - done), offset + done);
 
@@ -208,7 +214,8 @@ static int decode_piece(struct worker *worker, const struct piece *piece, unsign
 		if (!planes_decode(kind, worker->stored + at, chunk,
 				   chunk_values(piece, i, width),
 				   to + (uint64_t)i * PLANES_CHUNK * width))
-			return coded_damaged(pack->coded ? pack->from->path : pack->to->name,
+			return coded_damaged(pack->direction == UNPACK ? pack->file->name
+								       : pack->file->to->name,
 					     tensor, piece->number + i, piece->place + at, err);
 		at += chunk->bytes;
 	}
@@ -218,8 +225,7 @@ static int decode_piece(struct worker *worker, const struct piece *piece, unsign
 static int pack_piece(struct worker *worker, struct piece *piece, struct pen_error *err)
 {
 	struct pen_pack *pack = worker->pack;
-	int rc = object_read(pack->from->object, worker->original, (size_t)piece->bytes,
-			     piece->original, err);
+	int rc = read_all(pack->file, worker->original, piece->bytes, piece->original, err);
 
 	if (rc)
 		return rc;
@@ -230,7 +236,7 @@ static int pack_piece(struct worker *worker, struct piece *piece, struct pen_err
 	rc = take_place(pack, piece);
 	if (rc)
 		return rc;
-	return write_all(pack->to, piece->chunk_count ? worker->stored : worker->original,
+	return write_all(pack->file->to, piece->chunk_count ? worker->stored : worker->original,
 			 piece->stored, piece->place, err);
 }
 
@@ -238,15 +244,14 @@ static int unpack_piece(struct worker *worker, struct piece *piece, struct pen_e
 {
 	struct pen_pack *pack = worker->pack;
 	unsigned char *to = piece->chunk_count ? worker->original : worker->stored;
-	int rc = object_read(pack->from->object, worker->stored, (size_t)piece->stored,
-			     piece->place, err);
+	int rc = read_all(pack->file, worker->stored, piece->stored, piece->place, err);
 
 	if (!rc)
 		rc = decode_piece(worker, piece, to, err);
 	if (rc)
 		return rc;
 	piece->crc32 = crc32_of(to, piece->bytes);
-	return write_all(pack->to, to, piece->bytes, piece->original, err);
+	return write_all(pack->file->to, to, piece->bytes, piece->original, err);
 }
 
 static int verify_piece(struct worker *worker, struct piece *piece, struct pen_error *err)
@@ -254,17 +259,16 @@ static int verify_piece(struct worker *worker, struct piece *piece, struct pen_e
 	struct pen_pack *pack = worker->pack;
 	unsigned char *decoded = piece->chunk_count ? worker->other : worker->stored;
 	char shown[WORDS_NAME];
-	int rc = object_read(pack->from->object, worker->original, (size_t)piece->bytes,
-			     piece->original, err);
+	int rc = read_all(pack->file, worker->original, piece->bytes, piece->original, err);
 
 	if (!rc)
-		rc = object_read(pack->to, worker->stored, (size_t)piece->stored, piece->place,
-				 err);
+		rc = object_read(pack->file->to, worker->stored, (size_t)piece->stored,
+				 piece->place, err);
 	if (!rc)
 		rc = decode_piece(worker, piece, decoded, err);
 	if (rc || !memcmp(decoded, worker->original, (size_t)piece->bytes))
 		return rc;
-	error_set(err, -EIO, "verify", pack->to->name, (int64_t)piece->place,
+	error_set(err, -EIO, "verify", pack->file->to->name, (int64_t)piece->place,
 		  "what was written of \"%s\" is not what was read",
 		  words_text(shown, pack->table->tensors[piece->tensor].name,
 			     pack->table->tensors[piece->tensor].name_length));
@@ -277,7 +281,8 @@ static int verify_piece(struct worker *worker, struct piece *piece, struct pen_e
 static void fail(struct pen_pack *pack, int rc, const struct pen_error *err)
 {
 	pthread_mutex_lock(&pack->lock);
-	if (!pack->rc) {
+	/* Who gives up because of an error, or since it was cancelled, has nothing to say. */
+	if (!pack->rc && rc != -ECANCELED) {
 		pack->rc = rc;
 		pack->err = *err;
 	}
@@ -306,10 +311,10 @@ static void *work(void *argument)
 		struct pen_error err;
 		int rc = pack->step(worker, piece, &err);
 
-		if (rc && rc != -ECANCELED)
+		if (rc) {
 			fail(pack, rc, &err);
-		if (rc)
 			break;
+		}
 		atomic_fetch_add(&pack->done, piece->bytes);
 	}
 	return NULL;
@@ -331,7 +336,7 @@ static int run_pieces(struct pen_pack *pack, step *step_of_each, struct pen_erro
 	if (pack->rc && err)
 		*err = pack->err;
 	if (!pack->rc && atomic_load(&pack->cancelled))
-		return error_set(err, -ECANCELED, "pack", pack->from->path, -1,
+		return error_set(err, -ECANCELED, "pack", pack->file->name, -1,
 				 "it was cancelled");
 	return pack->rc;
 }
@@ -390,7 +395,7 @@ static void cut_plain(struct pen_pack *pack)
 	cut(pack, &(struct piece){
 		.original = pack->header_size,
 		.place = pack->header_size,
-		.bytes = pack->from->size - pack->header_size,
+		.bytes = pack->file->size - pack->header_size,
 	}, 0);
 }
 
@@ -418,7 +423,7 @@ static void cut_to_unpack(struct pen_pack *pack)
 {
 	for (size_t i = 0; i < pack->table->count; i++) {
 		const struct pen_tensor *tensor = &pack->table->tensors[i];
-		const struct coded_tensor *known = &pack->coded->tensors[i];
+		const struct coded_tensor *known = &pack->file->coded->tensors[i];
 		size_t first = pack->piece_count;
 
 		cut(pack, &(struct piece){ .tensor = i, .original = known->original,
@@ -500,13 +505,13 @@ static int make_header(const struct pen_pack *pack, uint32_t crc32, uint64_t roo
 		.bytes = os_calloc(count, sizeof(header.bytes[0])),
 		.order = os_calloc(count, sizeof(header.order[0])),
 	};
-	struct safetensors_file file = { .name = pack->from->path, .align = CODED_DATA_ALIGN,
+	struct safetensors_file file = { .name = pack->file->name, .align = CODED_DATA_ALIGN,
 					 .placed = true, .room = room };
 	struct pen_metadata *metadata;
 	char bytes[24], sum[12];
 	int rc;
 
-	snprintf(bytes, sizeof(bytes), "%" PRIu64, pack->from->size);
+	snprintf(bytes, sizeof(bytes), "%" PRIu64, pack->file->size);
 	snprintf(sum, sizeof(sum), "%08" PRIx32, crc32);
 	file.metadata = metadata = make_metadata(pack, &file.metadata_count, bytes, sum);
 	if (header.tensors && header.bytes && header.order && metadata) {
@@ -553,16 +558,16 @@ static int write_plain(struct pen_pack *pack, struct pen_error *err)
 	int rc;
 
 	cut_plain(pack);
-	atomic_store(&pack->done, 0);
-	rc = write_all(pack->to, pack->header, pack->header_size, 0, err);
+	atomic_store(&pack->done, pack->done_before);
+	rc = write_all(pack->file->to, pack->header, pack->header_size, 0, err);
 	if (!rc)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
 		return rc;
-	pack->packed.stored = pack->from->size;
+	pack->packed.stored += pack->file->size;
 	/* What was tried before may have been longer. */
-	rc = os_truncate(pack->to->fd, pack->from->size);
-	return rc ? error_sys(err, rc, "write", pack->to->name, -1) : 0;
+	rc = os_truncate(pack->file->to->fd, pack->file->size);
+	return rc ? error_sys(err, rc, "write", pack->file->to->name, -1) : 0;
 }
 
 static int write_front(struct pen_pack *pack, uint32_t crc32, struct pen_error *err)
@@ -573,10 +578,10 @@ static int write_front(struct pen_pack *pack, uint32_t crc32, struct pen_error *
 
 	if (rc)
 		return rc;
-	rc = write_all(pack->to, text, size, 0, err);
+	rc = write_all(pack->file->to, text, size, 0, err);
 	free(text);
 	if (!rc)
-		rc = write_all(pack->to, pack->chunks.chunks,
+		rc = write_all(pack->file->to, pack->chunks.chunks,
 			       pack->chunk_count * sizeof(struct planes_chunk), pack->room, err);
 	return rc;
 }
@@ -589,8 +594,7 @@ static void add_up(struct pen_pack *pack)
 
 		kind->tensors++;
 		kind->bytes += tensor->bytes;
-		kind->stored += pack->packed.coded && pack->kinds[i] ? pack->stored[i]
-								     : tensor->bytes;
+		kind->stored += pack->is_coded && pack->kinds[i] ? pack->stored[i] : tensor->bytes;
 	}
 }
 
@@ -610,13 +614,14 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 			rc = run_pieces(pack, pack_piece, err);
 		if (rc)
 			return rc;
-		pack->packed.stored = pack->place;
-		pack->packed.coded = pack->place < pack->from->size;
+		pack->is_coded = pack->place < pack->file->size;
 	}
-	if (!pack->packed.coded)
-		rc = write_plain(pack, err);
-	else
+	if (pack->is_coded) {
+		pack->packed.stored += pack->place;
 		rc = write_front(pack, join_crc32s(pack), err);
+	} else {
+		rc = write_plain(pack, err);
+	}
 	if (!rc && pack->options.verify)
 		rc = run_pieces(pack, verify_piece, err);
 	add_up(pack);
@@ -625,18 +630,20 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 
 static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 {
-	const struct coded *coded = pack->coded;
+	const struct coded *coded = pack->file->coded;
 	uint32_t crc32;
 	int rc;
 
+	pack->is_coded = coded != NULL;
 	if (!coded)
-		return write_plain(pack, err);
-	rc = coded_chunks_read(coded, pack->from->object, 0, pack->table->count, &pack->chunks,
+		return pack->file->to ? write_plain(pack, err) : 0;
+	rc = coded_chunks_read(coded, pack->file->source, 0, pack->table->count, &pack->chunks,
 			       err);
 	if (rc)
 		return rc;
+	pack->packed.stored += pack->file->size;
 	cut_to_unpack(pack);
-	rc = write_all(pack->to, pack->header, pack->header_size, 0, err);
+	rc = write_all(pack->file->to, pack->header, pack->header_size, 0, err);
 	if (!rc)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
@@ -645,24 +652,116 @@ static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 	add_up(pack);
 	if (crc32 == coded->crc32)
 		return 0;
-	words_bad(err, pack->from->path, -1, "what was unpacked is not the file that was packed: "
+	words_bad(err, pack->file->name, -1, "what was unpacked is not the file that was packed: "
 		  "its CRC32 is %08" PRIx32 " and not %08" PRIx32, crc32, coded->crc32);
 	error_hint(err, "The file is damaged: take another copy of it");
 	return -EBADMSG;
+}
+
+/* ------------------------------------------------------------------------------- one file -- */
+
+/* Bytes of the original file, and of its header with the length before it. */
+static uint64_t original_bytes(const struct pack_file *file)
+{
+	return file->coded ? file->coded->bytes : file->size;
+}
+
+static uint64_t original_header(const struct pack_file *file)
+{
+	return file->coded ? PREFIX + file->coded->header_length : file->table->data;
+}
+
+static int take_header(struct pen_pack *pack, struct pen_error *err)
+{
+	const struct coded *coded = pack->file->coded;
+
+	pack->header_size = original_header(pack->file);
+	pack->header = os_calloc(1, (size_t)pack->header_size + 1);
+	if (!pack->header)
+		return no_memory(pack, err);
+	if (!coded)
+		return read_all(pack->file, pack->header, pack->header_size, 0, err);
+	memcpy(pack->header, &(uint64_t){ coded->header_length }, PREFIX);
+	memcpy(pack->header + PREFIX, coded->header, coded->header_length);
+	return 0;
+}
+
+static enum planes_kind kind_to_be(const struct pen_pack *pack, size_t number)
+{
+	const struct pen_tensor *tensor = &pack->table->tensors[number];
+	const struct coded *coded = pack->file->coded;
+	enum planes_kind kind = coded_kind(tensor->dtype);
+
+	if (pack->direction == UNPACK)
+		return coded ? coded->tensors[number].kind : PLANES_NONE;
+	return kind && tensor->bytes / planes_shapes[kind].bytes >= CODED_VALUES_LEAST
+		? kind : PLANES_NONE;
+}
+
+static int make_lists(struct pen_pack *pack, struct pen_error *err)
+{
+	size_t count = pack->table->count, pieces = pieces_of(pack->file->size) + 1;
+
+	pack->kinds = os_calloc(count + 1, sizeof(pack->kinds[0]));
+	pack->stored = os_calloc(count + 1, sizeof(pack->stored[0]));
+	for (size_t i = 0; i < count; i++)
+		pieces += pieces_of(pack->table->tensors[i].bytes);
+	pack->pieces = os_calloc(pieces, sizeof(pack->pieces[0]));
+	if (!pack->kinds || !pack->stored || !pack->pieces)
+		return no_memory(pack, err);
+	for (size_t i = 0; i < count; i++) {
+		pack->kinds[i] = kind_to_be(pack, i);
+		pack->stored[i] = pack->table->tensors[i].coded;
+	}
+	return 0;
+}
+
+static void drop_lists(struct pen_pack *pack)
+{
+	coded_chunks_fini(&pack->chunks);
+	free(pack->pieces);
+	free(pack->kinds);
+	free(pack->stored);
+	free(pack->header);
+}
+
+static int run_file(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+{
+	int rc;
+
+	pack->file = file;
+	pack->table = file->table;
+	pack->is_coded = false;
+	pack->done_before = atomic_load(&pack->done);
+	pack->header = NULL;
+	pack->piece_count = 0;
+	rc = make_lists(pack, err);
+	if (!rc)
+		rc = take_header(pack, err);
+	if (!rc)
+		rc = pack->direction == PACK ? pack_file(pack, err) : unpack_file(pack, err);
+	if (!rc && file->unchanged)
+		rc = file->unchanged(file->source, err);
+	pack->packed.bytes += original_bytes(file);
+	pack->packed.coded |= pack->is_coded;
+	drop_lists(pack);
+	return rc;
 }
 
 static void *run(void *argument)
 {
 	struct pen_pack *pack = argument;
 	struct pen_error err;
-	int rc = pack->direction == PACK ? pack_file(pack, &err) : unpack_file(pack, &err);
+	int rc = 0;
 
-	if (!rc)
-		rc = object_unchanged(pack->from->object, &err);
-	if (rc)
-		fail(pack, rc, &err);
-	pack->packed.seconds = (double)(os_now() - pack->started) * 1e-9;
+	for (size_t i = 0; !rc && i < pack->file_count; i++)
+		rc = run_file(pack, &pack->files[i], &err);
 	pthread_mutex_lock(&pack->lock);
+	if (rc && !pack->rc) {
+		pack->rc = rc;
+		pack->err = err;
+	}
+	pack->packed.seconds = (double)(os_now() - pack->started) * 1e-9;
 	atomic_store(&pack->state, !pack->rc ? PEN_DONE
 				   : pack->rc == -ECANCELED ? PEN_CANCELLED : PEN_FAILED);
 	pthread_cond_broadcast(&pack->changed);
@@ -678,60 +777,9 @@ static void pack_free(struct pen_pack *pack)
 		free(pack->workers[i].original);
 	pthread_cond_destroy(&pack->changed);
 	pthread_mutex_destroy(&pack->lock);
-	coded_chunks_fini(&pack->chunks);
-	free(pack->pieces);
-	free(pack->kinds);
-	free(pack->stored);
-	free(pack->header);
 	pen_model_close(pack->model);
+	free(pack->files);
 	free(pack);
-}
-
-/* The header of the original file, with its length before it. */
-static int take_header(struct pen_pack *pack, struct pen_error *err)
-{
-	const struct coded *coded = pack->coded;
-	uint64_t length = coded ? coded->header_length : pack->from->data - PREFIX;
-
-	pack->header_size = PREFIX + length;
-	pack->header = os_calloc(1, (size_t)pack->header_size + 1);
-	if (!pack->header)
-		return no_memory(pack, err);
-	if (!coded)
-		return object_read(pack->from->object, pack->header, (size_t)pack->header_size, 0,
-				   err);
-	memcpy(pack->header, &length, PREFIX);
-	memcpy(pack->header + PREFIX, coded->header, (size_t)length);
-	return 0;
-}
-
-static enum planes_kind kind_to_be(const struct pen_pack *pack, size_t number)
-{
-	const struct pen_tensor *tensor = &pack->table->tensors[number];
-	enum planes_kind kind = coded_kind(tensor->dtype);
-
-	if (pack->direction == UNPACK)
-		return pack->coded ? pack->coded->tensors[number].kind : PLANES_NONE;
-	return kind && tensor->bytes / planes_shapes[kind].bytes >= CODED_VALUES_LEAST
-		? kind : PLANES_NONE;
-}
-
-static int make_lists(struct pen_pack *pack, struct pen_error *err)
-{
-	size_t count = pack->table->count, pieces = pieces_of(pack->from->size) + 1;
-
-	pack->kinds = os_calloc(count + 1, sizeof(pack->kinds[0]));
-	pack->stored = os_calloc(count + 1, sizeof(pack->stored[0]));
-	for (size_t i = 0; i < count; i++)
-		pieces += pieces_of(pack->table->tensors[i].bytes);
-	pack->pieces = os_calloc(pieces, sizeof(pack->pieces[0]));
-	if (!pack->kinds || !pack->stored || !pack->pieces)
-		return no_memory(pack, err);
-	for (size_t i = 0; i < count; i++) {
-		pack->kinds[i] = kind_to_be(pack, i);
-		pack->stored[i] = pack->table->tensors[i].coded;
-	}
-	return 0;
 }
 
 static int make_workers(struct pen_pack *pack, struct pen_error *err)
@@ -755,7 +803,7 @@ static int make_workers(struct pen_pack *pack, struct pen_error *err)
 		worker->pack = pack;
 		worker->original = os_calloc(1, THREAD_MEMORY);
 		if (!worker->original)
-			return no_memory(pack, err);
+			return error_sys(err, -ENOMEM, "pack", pack->files[0].name, -1);
 		worker->stored = worker->original + PIECE + PLANES_ALIGN;
 		worker->other = worker->stored + PIECE + PLANES_ALIGN;
 		pack->worker_count++;
@@ -764,23 +812,24 @@ static int make_workers(struct pen_pack *pack, struct pen_error *err)
 }
 
 /* What cannot be packed, or need not be. */
-static int check(const struct pen_pack *pack, struct pen_error *err)
+static int check(enum pack_direction direction, const struct pack_file *file,
+		 struct pen_error *err)
 {
-	if (pack->to->fd < 0) {
-		error_set(err, -EINVAL, "write to", pack->to->name, -1, "it is no file");
+	if (file->to && file->to->fd < 0) {
+		error_set(err, -EINVAL, "write to", file->to->name, -1, "it is no file");
 		error_hint(err, "Name a file");
 		return -EINVAL;
 	}
-	if (pack->direction == UNPACK)
+	if (direction == UNPACK)
 		return 0;
-	if (pack->coded) {
-		error_set(err, -EINVAL, "pack", pack->from->path, -1, "it is packed already");
+	if (file->coded) {
+		error_set(err, -EINVAL, "pack", file->name, -1, "it is packed already");
 		error_hint(err, "Use it as it is, or unpack it first");
 		return -EINVAL;
 	}
-	for (size_t i = 0; i < pack->table->count; i++)
-		if (!strcmp(pack->table->tensors[i].name, CODED_TABLE)) {
-			error_set(err, -EINVAL, "pack", pack->from->path, -1,
+	for (size_t i = 0; i < file->table->count; i++)
+		if (!strcmp(file->table->tensors[i].name, CODED_TABLE)) {
+			error_set(err, -EINVAL, "pack", file->name, -1,
 				  "it has a tensor of the name " CODED_TABLE);
 			error_hint(err, "Coded files keep this name for themselves: rename it");
 			return -EINVAL;
@@ -788,44 +837,40 @@ static int check(const struct pen_pack *pack, struct pen_error *err)
 	return 0;
 }
 
-static int prepare(struct pen_pack *pack, const char *path, struct pen_error *err)
+static int prepare(struct pen_pack *pack, const struct pack_file *files, size_t count,
+		   struct pen_error *err)
 {
-	int rc = pen_model_open_files(&path, 1, &pack->model, err);
+	uint64_t total = 0;
+	int rc = 0;
 
-	if (rc)
-		return rc;
-	pack->from = &pack->model->files[0];
-	pack->table = pack->model->tables[0];
-	pack->coded = pack->model->coded[0];
-	pack->packed.bytes = pack->coded ? pack->coded->bytes : pack->from->size;
-	pack->packed.stored = pack->from->size;
-	pack->packed.coded = pack->coded != NULL;
-	rc = check(pack, err);
-	if (!rc)
-		rc = take_header(pack, err);
-	if (!rc)
-		rc = make_lists(pack, err);
-	if (!rc)
-		rc = make_workers(pack, err);
-	atomic_store(&pack->total, (pack->packed.bytes - pack->header_size) *
-				   (pack->direction == PACK && pack->options.verify ? 2 : 1));
-	return rc;
+	pack->files = os_calloc(count + 1, sizeof(files[0]));
+	if (!pack->files)
+		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
+	for (size_t i = 0; !rc && i < count; i++) {
+		pack->files[i] = files[i];
+		total += original_bytes(&files[i]) - original_header(&files[i]);
+		rc = check(pack->direction, &files[i], err);
+	}
+	pack->file_count = count;
+	if (pack->direction == PACK && pack->options.verify)
+		total *= 2;
+	atomic_store(&pack->total, total);
+	return rc ? rc : make_workers(pack, err);
 }
 
-static int start(enum direction direction, const char *path, struct pen_object *object,
-		 const struct pen_pack_options *options, struct pen_pack **pack,
-		 struct pen_error *err)
+int pack_start(enum pack_direction direction, const struct pack_file *files, size_t count,
+	       const struct pen_pack_options *options, struct pen_pack **pack,
+	       struct pen_error *err)
 {
 	struct pen_pack *new = os_calloc(1, sizeof(*new));
 	pthread_condattr_t clock;
 	int rc;
 
 	*pack = NULL;
-	error_clear(err);
 	if (!new)
-		return error_sys(err, -ENOMEM, "pack", path, -1);
+		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
 	new->direction = direction;
-	new->to = object;
+	new->generation = os_generation();
 	new->started = os_now();
 	pthread_mutex_init(&new->lock, NULL);
 	pthread_condattr_init(&clock);
@@ -836,16 +881,56 @@ static int start(enum direction direction, const char *path, struct pen_object *
 	if (options)
 		memcpy(&new->options, options, options->size < sizeof(*options)
 					       ? options->size : sizeof(*options));
-	rc = prepare(new, path, err);
+	rc = prepare(new, files, count, err);
 	if (!rc) {
 		rc = os_thread_start(&new->thread, run, new);
 		if (rc)
-			error_sys(err, rc, "start a thread for", path, -1);
+			error_sys(err, rc, "start a thread for", files[0].name, -1);
 	}
 	if (rc)
 		pack_free(new);
 	else
 		*pack = new;
+	return rc;
+}
+
+/* ------------------------------------------------------------------------------------ a file -- */
+
+static int read_object(void *source, void *buffer, uint64_t length, uint64_t offset,
+		       struct pen_error *err)
+{
+	return object_read(source, buffer, (size_t)length, offset, err);
+}
+
+static int object_is_unchanged(void *source, struct pen_error *err)
+{
+	return object_unchanged(source, err);
+}
+
+static int start(enum pack_direction direction, const char *path, struct pen_object *object,
+		 const struct pen_pack_options *options, struct pen_pack **pack,
+		 struct pen_error *err)
+{
+	struct pack_file file = { .to = object, .read = read_object,
+				  .unchanged = object_is_unchanged };
+	struct pen_model *model;
+	int rc;
+
+	*pack = NULL;
+	error_clear(err);
+	rc = pen_model_open_files(&path, 1, &model, err);
+	if (rc)
+		return rc;
+	file.name = model->files[0].path;
+	file.size = model->files[0].size;
+	file.table = model->tables[0];
+	file.coded = model->coded[0];
+	file.source = model->files[0].object;
+	rc = pack_start(direction, &file, 1, options, pack, err);
+	if (rc)
+		pen_model_close(model);
+	else
+		(*pack)->model = model;
 	return rc;
 }
 
@@ -855,7 +940,9 @@ int pen_pack_start(const char *path, struct pen_object *object,
 		   const struct pen_pack_options *options, struct pen_pack **pack,
 		   struct pen_error *err)
 {
-	return start(PACK, path, object, options, pack, err);
+	*pack = NULL;
+	return object ? start(PACK, path, object, options, pack, err)
+		      : error_set(err, -EINVAL, "pack", path, -1, "there is no object for it");
 }
 
 int pen_unpack_start(const char *path, struct pen_object *object,
@@ -877,10 +964,9 @@ void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress)
 
 void pen_pack_cancel(struct pen_pack *pack)
 {
+	/* No lock, so a signal handler may. Who waits for a turn is woken by the thread whose turn
+	 * it is, which looks at this before it takes its place. */
 	atomic_store(&pack->cancelled, true);
-	pthread_mutex_lock(&pack->lock);
-	pthread_cond_broadcast(&pack->changed);
-	pthread_mutex_unlock(&pack->lock);
 }
 
 int pen_pack_wait_for(struct pen_pack *pack, double seconds)
@@ -899,6 +985,12 @@ int pen_pack_wait(struct pen_pack *pack, struct pen_packed *packed, struct pen_e
 {
 	int rc;
 
+	if (pack->generation != os_generation()) {
+		error_set(err, -ECHILD, "finish", "packing", -1,
+			  "it was started before this process was forked");
+		error_hint(err, "Wait for it in the process that started it");
+		return -ECHILD;
+	}
 	pthread_join(pack->thread, NULL);
 	rc = pack->rc;
 	if (err && rc)

@@ -14,6 +14,7 @@ import pytest
 
 from cli_program import MIB, PROGRAM
 from coded_decoder import KINDS, decode, header_of
+from coded_encoder import encode
 
 VALUES = 3 * 16384 + 777
 BITS = {"BF16": 16, "F32": 32, "F16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E4M3FNUZ": 8,
@@ -102,6 +103,22 @@ def test_the_page_is_enough_to_write_a_decoder(penstock, original, tmp_path):
     assert decode(packed.read_bytes()) == original.read_bytes()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_files_of_another_writer_are_read(penstock, tmp_path, seed):
+    original, theirs = tmp_path / "model.safetensors", tmp_path / "theirs.safetensors"
+    tensors = {f"weights {dtype}": flat(dtype, weights(dtype, 16384 + 5 + seed, seed))
+               for dtype in KINDS}
+    tensors |= {"noise": flat("BF16", noise(40000, seed)), "few": flat("F16", weights("F16", 3)),
+                "ints": flat("I32", noise(444)), "none": ("F32", [0], b"")}
+    original.write_bytes(file_of(tensors, {"format": "pt"}))
+    theirs.write_bytes(encode(original.read_bytes(), seed))
+    assert decode(theirs.read_bytes()) == original.read_bytes()
+    penstock.ok("verify", theirs)
+    penstock.ok("load", theirs, "-d", "host", "-q")
+    penstock.ok("unpack", theirs, tmp_path / "back", "-q")
+    assert sha(tmp_path / "back") == sha(original)
+
+
 def test_threads_and_memory_leave_no_trace_in_the_result(penstock, tmp_path):
     original, found = tmp_path / "model.safetensors", set()
     original.write_bytes(file_of({"w": flat("BF16", weights("BF16", 1 << 16) * 30)}))
@@ -135,6 +152,15 @@ def test_all_bit_patterns_survive(penstock, tmp_path, content):
     assert sha(tmp_path / "back") == sha(original)
     for entry in penstock.ok("inspect", tmp_path / "packed", "--json").json["tensors"]:
         assert entry["stored_bytes"] <= entry["bytes"] + 16
+
+
+@pytest.mark.parametrize("content", SPECIAL.values(), ids=SPECIAL)
+def test_the_other_decoder_finds_all_bit_patterns(penstock, tmp_path, content):
+    original = tmp_path / "model.safetensors"
+    original.write_bytes(file_of({dtype: flat(dtype, content[:20000]) for dtype in KINDS}
+                                 | {"weights": flat("BF16", weights("BF16", 32768))}))
+    penstock.ok("pack", original, tmp_path / "packed", "-q")
+    assert decode((tmp_path / "packed").read_bytes()) == original.read_bytes()
 
 
 @pytest.mark.parametrize("tensors", [
@@ -314,6 +340,15 @@ def test_a_header_that_contradicts_itself_is_refused(penstock, original, tmp_pat
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_chunk_that_grew_is_refused(penstock, tmp_path, dtype):
+    """It would be longer than the memory that its values have."""
+    path = tmp_path / "grew"
+    path.write_bytes(encode(file_of({"w": flat(dtype, weights(dtype, 17000))}), wasteful=True))
+    for command in (["verify", path], ["load", path, "-d", "host"]):
+        assert "contradicts itself" in refused(penstock, *command)
+
+
 def test_a_damaged_chunk_is_named(penstock, original, tmp_path):
     packed, bad = tmp_path / "packed", tmp_path / "bad"
     penstock.ok("pack", original, packed, "-q")
@@ -326,6 +361,35 @@ def test_a_damaged_chunk_is_named(penstock, original, tmp_path):
     words = refused(penstock, "unpack", bad, tmp_path / "back")
     assert 'chunk 2 of tensor "weights BF16"' in words and "checksum" in words
     assert not (tmp_path / "back").exists()
+
+
+def test_verify_decodes_what_is_packed(penstock, folder, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    report = penstock.ok("verify", tmp_path / "packed", "--json").json
+    shards = sorted(folder.glob("*.safetensors"))
+    assert report["verified_bytes"] == sum(path.stat().st_size for path in shards)
+    assert report["verified_by"] == "checksums" and report["unverified_bytes"] == 0
+    assert "as they were packed" in penstock.ok("verify", tmp_path / "packed").out
+    plain = penstock.ok("verify", folder, "--json").json
+    assert plain["verified_by"] == "nothing" and plain["verified_bytes"] == 0
+    # A model may be packed in part.
+    (tmp_path / "packed" / shards[0].name).write_bytes(shards[0].read_bytes())
+    report = penstock.ok("verify", tmp_path / "packed", "--json").json
+    assert report["unverified_bytes"] == shards[0].stat().st_size
+    assert report["verified_bytes"] == shards[1].stat().st_size
+
+
+def test_verify_names_file_tensor_and_chunk_of_any_damage(penstock, original, tmp_path):
+    packed = tmp_path / "packed.safetensors"
+    penstock.ok("pack", original, packed, "-q")
+    good = packed.read_bytes()
+    header, _, begin = header_of(good)
+    for name, words in (("weights F32", 'chunk 0 of tensor "weights F32"'), ("ints", "CRC32")):
+        data = bytearray(good)
+        data[begin + header[name]["data_offsets"][0] + 100] ^= 1
+        packed.write_bytes(data)
+        error = penstock("verify", packed, "--json").error
+        assert words in error["message"] and error["object"] == str(packed)
 
 
 def test_a_damaged_table_never_gives_other_bytes(penstock, original, tmp_path):

@@ -34,7 +34,7 @@ def state(seed=0):
         return torch.randn(*shape, generator=chance) * 0.02
     return {
         "bf16": normal(300, 170).to(torch.bfloat16), "f32": normal(90, 401),
-        "deep": normal(7, 80, 90),
+        "deep": normal(7, 80, 90), "large": normal(1200, 1000).to(torch.bfloat16),
         "f16": normal(50000).to(torch.float16), "e4m3": normal(200, 200).to(torch.float8_e4m3fn),
         "e5m2": normal(200, 200).to(torch.float8_e5m2), "bias": normal(300),
         "noise": random_tensor(torch.bfloat16, (220, 230)), "int": torch.arange(77),
@@ -86,7 +86,7 @@ def test_load_model_gives_the_original_with_any_options(packed, plain, options, 
     ("bf16", slice(10, 20)), ("bf16", (slice(0, 300), slice(3, 5))), ("bf16", (slice(299, 300),)),
     ("deep", (slice(1, 6), slice(20, 61), slice(89, 90))), ("deep", (slice(2, 3),)),
     ("f16", slice(16383, 16385)), ("e4m3", (slice(None), slice(100, 200))), ("noise", slice(5, 9)),
-    ("deep", slice(3, 3)),
+    ("deep", slice(3, 3)), ("large", slice(3, 1100)), ("large", (slice(None), slice(7, 8))),
 ])
 def test_slices_are_those_of_the_original(packed, plain, name, box, device):
     for arena in (False, True):
@@ -112,6 +112,9 @@ def test_numbers_are_converted_on_the_way(packed, plain, dtype, device):
     found = penstock.load_model(packed, device=device, keys=["deep"], dtype=dtype,
                                 slices={"deep": (slice(1, 6), slice(20, 61), slice(3, 90))})
     assert same(found["deep"], plain["deep"][1:6, 20:61, 3:90].to(dtype))
+    found = penstock.load_model(packed, device=device, keys=["large"], dtype=dtype,
+                                slices={"large": slice(3, 1100)})
+    assert same(found["large"], plain["large"][3:1100].to(dtype))
 
 
 def test_a_stream_has_every_tensor(packed, plain, device):
@@ -266,3 +269,62 @@ def test_from_pretrained_loads_it(tiny, device):
     mine = penstock.from_pretrained(tiny / "packed", device=device)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny / "plain")
     assert_same(dict(mine.state_dict()), dict(theirs.state_dict()))
+
+
+# -------------------------------------------------------------------------------------- saving --
+
+def tree(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("options", [{}, {"align": 4096}, {"metadata": {"a": "b"}}], ids=str)
+def test_save_file_coded_writes_what_pack_makes_of_the_plain_file(tmp_path, options):
+    penstock.save_file(state(), tmp_path / "plain", **options)
+    penstock.save_file(state(), tmp_path / "coded", coded=True, **options)
+    pack(tmp_path / "plain", tmp_path / "packed")
+    assert (tmp_path / "coded").read_bytes() == (tmp_path / "packed").read_bytes()
+    report = penstock.last_report()
+    assert report.bytes == (tmp_path / "coded").stat().st_size
+    assert report.delivered_bytes == (tmp_path / "plain").stat().st_size
+    assert_same(penstock.load_file(tmp_path / "coded"), state())
+
+
+def test_save_model_coded_writes_what_pack_makes_of_the_plain_folder(tmp_path):
+    for name, coded in (("plain", False), ("coded", True)):
+        penstock.save_model(state(), tmp_path / name, max_shard_size="100KB", coded=coded)
+    pack(tmp_path / "plain", tmp_path / "packed")
+    assert len(tree(tmp_path / "coded")) > 3
+    assert tree(tmp_path / "coded") == tree(tmp_path / "packed")
+    assert_same(penstock.load_model(tmp_path / "coded", device="cpu"), state())
+
+
+def test_a_module_is_saved_coded_as_one_file(tmp_path):
+    module = torch.nn.Linear(100, 200)
+    penstock.save_model(module, tmp_path / "model.safetensors", coded=True)
+    assert_same(penstock.load_file(tmp_path / "model.safetensors"), dict(module.state_dict()))
+    assert (tmp_path / "model.safetensors").stat().st_size < 4 * (200 * 100 + 200)
+
+
+def test_what_would_not_get_smaller_is_saved_plain(tmp_path):
+    tensors = {"noise": random_tensor(torch.bfloat16, (220, 230)), "few": torch.arange(5)}
+    penstock.save_file(tensors, tmp_path / "coded", coded=True)
+    assert_same(their_load_file(tmp_path / "coded"), tensors)
+
+
+def test_bytes_of_a_coded_file_are_not_coded_again(packed, tmp_path):
+    with their_safe_open(packed, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata()
+    with pytest.raises(penstock.Error, match="packed already|coded"):
+        penstock.save_file(tensors, tmp_path / "twice", metadata, coded=True)
+    with pytest.raises(penstock.Error, match="keep this name|__penstock__"):
+        penstock.save_file(tensors, tmp_path / "twice", coded=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_coded_save_says_what_it_cannot_follow(tmp_path):
+    with pytest.raises(penstock.Error, match="auto"):
+        penstock.save_file(state(), tmp_path / "file", transfer="cached", coded=True)
+    with pytest.raises(penstock.Error, match="4 MiB"):
+        penstock.save_file(state(), tmp_path / "file", memory_limit=1 << 20, coded=True)
+    assert os.listdir(tmp_path) == []

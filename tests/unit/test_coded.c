@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed files through the library: packed and unpacked to the byte, loaded whole and by boxes to
- * where the caller or the job has memory; and what happens when the k-th call out of the program
- * fails on the way.
+ * Packed files through the library: packed and unpacked to the byte, saved out of memory as packing
+ * would write them, loaded whole and by boxes to where the caller or the job has memory; and what
+ * happens when the k-th call out of the program fails on the way.
  */
 #include <stdatomic.h>
 #include <stdint.h>
@@ -34,22 +34,29 @@ static void make_weights(void)
 		plain[i] = (float)i;
 }
 
-/* A file with a tensor that will be coded, and one that will not. */
-static const char *original(void)
+/* Save a tensor that can be coded, and one that will not be, from wherever its memory is. */
+static int save(const char *path, struct pen_device *device, void *memory,
+		const struct pen_save_options *options, struct pen_error *err)
 {
 	static const uint64_t shape[] = { ROWS, COLUMNS, DEPTH }, few[] = { 1000 };
 	struct pen_save_tensor tensors[] = {
 		{ .name = "weights", .dtype = PEN_BF16, .rank = 3, .shape = shape,
-		  .memory = weights },
+		  .memory = memory, .device = device },
 		{ .name = "plain", .dtype = PEN_F32, .rank = 1, .shape = few, .memory = plain },
 	};
-	const char *path = in_scratch("original.safetensors");
 	struct pen_save *save;
+	int rc = pen_save_start(path, tensors, 2, options, &save, err);
+
+	return rc ? rc : pen_save_wait(save, NULL, err);
+}
+
+static const char *original(void)
+{
+	const char *path = in_scratch("original.safetensors");
 	struct pen_error err;
 
 	make_weights();
-	CHECK(!pen_save_start(path, tensors, 2, NULL, &save, &err));
-	CHECK(!pen_save_wait(save, NULL, &err));
+	CHECK(!save(path, NULL, weights, NULL, &err));
 	return path;
 }
 
@@ -126,6 +133,69 @@ TEST(a_packed_file_comes_back_to_the_byte)
 	CHECK(!convert(UNPACK, packed, back, &report, &err));
 	CHECK(report.coded && same_file(back, in_scratch("original.safetensors")));
 	CHECK(convert(PACK, packed, back, NULL, &err) == -EINVAL && err.hint[0]);
+}
+
+TEST(a_coded_save_is_what_packing_the_plain_one_gives)
+{
+	const char *packed = packed_file(), *saved = in_scratch("saved.safetensors");
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options transfer = PEN_OPTIONS_INIT;
+	struct pen_error err;
+
+	options.coded = 1;
+	CHECK(!save(saved, NULL, weights, &options, &err));
+	CHECK(same_file(saved, packed));
+	/* Memory for less than one piece, and a way that no coded byte takes. */
+	options.transfer = &transfer;
+	transfer.memory_limit = 1 << 20;
+	CHECK(save(saved, NULL, weights, &options, &err) == -EINVAL && err.hint[0]);
+	transfer.memory_limit = 0;
+	transfer.transfer = PEN_GPU_DIRECT;
+	CHECK(save(saved, NULL, weights, &options, &err) == -EINVAL && err.hint[0]);
+	CHECK(same_file(saved, packed));
+}
+
+TEST(a_coded_save_takes_tensors_out_of_a_gpu)
+{
+	const char *packed = packed_file(), *saved = in_scratch("saved.safetensors");
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options transfer = PEN_OPTIONS_INIT;
+	struct pen_device *gpu;
+	struct pen_error err;
+	void *memory;
+	int rc;
+
+	CHECK(!pen_device_open("cuda:0", &gpu, &err));
+	rc = pen_device_alloc(gpu, sizeof(weights), &memory, &err);
+	if (rc) {
+		pen_device_close(gpu);
+		SKIP("there is no GPU, not even a fake one");
+	}
+	CHECK(!pen_device_put(gpu, memory, weights, sizeof(weights), &err));
+	options.coded = 1;
+	options.transfer = &transfer;
+	/* The legacy stream: what it holds comes first. */
+	transfer.stream = (void *)1;
+	CHECK(!save(saved, gpu, memory, &options, &err));
+	CHECK(same_file(saved, packed));
+	CHECK(!pen_device_free(gpu, memory, sizeof(weights), &err));
+	pen_device_close(gpu);
+}
+
+TEST(what_is_packed_is_verified_without_writing)
+{
+	const char *packed = packed_file();
+	struct pen_packed report = PEN_PACKED_INIT;
+	struct pen_error err;
+	struct pen_pack *pack;
+
+	CHECK(!pen_unpack_start(packed, NULL, NULL, &pack, &err));
+	CHECK(!pen_pack_wait(pack, &report, &err));
+	CHECK(report.coded && report.stored < report.bytes);
+	CHECK(!pen_unpack_start(in_scratch("original.safetensors"), NULL, NULL, &pack, &err));
+	CHECK(!pen_pack_wait(pack, &report, &err) && !report.coded);
+	CHECK(pen_pack_start(in_scratch("original.safetensors"), NULL, NULL, &pack, &err) ==
+	      -EINVAL);
 }
 
 TEST(what_is_cancelled_says_so)
@@ -299,6 +369,50 @@ TEST(a_damaged_chunk_fails_the_load_and_is_named)
 	pen_model_close(model);
 }
 
+#define MANY (70u * 16384u + 5u)	/* values of more than two parts */
+
+/* Lanes decode parts of it; the caller knows of one tensor. */
+TEST(a_tensor_that_many_lanes_decode_is_told_of_once_when_all_of_it_is_there)
+{
+	static uint16_t values[MANY], found[2][MANY];
+	struct pen_save_options coded = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_save_tensor tensor = { .name = "w", .dtype = PEN_BF16, .rank = 1,
+					  .shape = (uint64_t[]){ MANY }, .memory = values };
+	const char *path = in_scratch("many.safetensors");
+	struct pen_placement placements[2] = { { .memory = found[0] }, { .memory = found[1] } };
+	bool told[3] = { false, false, false };
+	struct pen_device *host;
+	struct pen_model *model;
+	struct pen_save *saved;
+	struct pen_error err;
+	struct pen_job *job;
+	uint64_t group;
+
+	make_weights();
+	for (uint32_t i = 0; i < MANY; i++)
+		values[i] = weights[i % VALUES];
+	coded.coded = 1;
+	CHECK(!pen_save_start(path, &tensor, 1, &coded, &saved, &err));
+	CHECK(!pen_save_wait(saved, NULL, &err));
+	CHECK(!pen_model_open(path, &model, &err) && !pen_device_open("host", &host, &err));
+	placements[0].tensor = placements[1].tensor = pen_model_find(model, "w");
+	options.groups = 1;
+	CHECK(pen_load_start(model, host, placements, 2, &options, &job, &err) == -EINVAL);
+	/* One more than there are placements: it has no bytes, and is complete. */
+	options.groups = 3;
+	CHECK(!pen_load_start(model, host, placements, 2, &options, &job, &err));
+	while (pen_job_landed(job, &group, 1, 60)) {
+		CHECK(group < 3 && !told[group]);
+		told[group] = true;
+		CHECK(group == 2 || !memcmp(found[group], values, sizeof(values)));
+	}
+	CHECK(told[0] && told[1] && told[2]);
+	CHECK(!pen_job_wait(job, NULL, &err));
+	pen_model_close(model);
+	pen_device_close(host);
+}
+
 /* ----------------------------------------------------------------------- the k-th call fails -- */
 
 static atomic_uint calls;
@@ -313,18 +427,22 @@ static int fail_kth(const char *name)
 static bool with_kth(unsigned int k, const char *from, const char *packed, const char *back)
 {
 	struct pen_placement placement = { .tensor = NULL };
+	struct pen_save_options coded = PEN_SAVE_OPTIONS_INIT;
 	struct pen_model *model = NULL;
 	struct pen_error err = { .code = 0 };
 	uint64_t total;
 	void *memory;
 	int rc;
 
+	coded.coded = 1;
 	unlink(packed);
 	unlink(back);
 	calls = 0;
 	failing = k;
 	sys_fault_hook = fail_kth;
 	rc = convert(PACK, from, packed, NULL, &err);
+	if (!rc)
+		rc = save(packed, NULL, weights, &coded, &err);
 	if (!rc)
 		rc = convert(UNPACK, packed, back, NULL, &err);
 	if (!rc)
