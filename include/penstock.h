@@ -467,8 +467,13 @@ struct pen_report {
 					   durable */
 	uint64_t made_bytes;		/* staging memory that had to be made; the rest of
 					   pinned_bytes was there from earlier jobs */
-	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where their
-					   form changed */
+	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where they were
+					   decoded or their form changed */
+	uint64_t coded_bytes;		/* of `bytes`, those that were decoded on their way */
+	double decode_seconds;		/* that lanes took to decode, all together; 0 where a GPU
+					   did: then it is part of moving the bytes */
+	uint64_t device_staging_bytes;	/* most memory of GPUs that was staged in: always 0, since
+					   they read the host's by themselves */
 };
 
 /* How a write with options.groups took its bytes from memory. */
@@ -1250,7 +1255,9 @@ void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
 /*
  * A model can be stored coded, without loss, in two thirds of its bytes: docs/coded.md has the
  * format. A coded file is a safetensors file, recognised by its metadata; pen_model_open() tells
- * of its tensors as they were, with `coded` set.
+ * of its tensors as they were, with `coded` set, and pen_load_start() loads them to any device, as
+ * they were: a GPU decodes by itself, and where it cannot a core does and the report says why. A
+ * load of coded tensors wants a memory limit of 256 KiB at least.
  */
 struct pen_pack_options {
 	size_t size;			/* sizeof(struct pen_pack_options) */

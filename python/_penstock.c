@@ -619,7 +619,7 @@ PyObject *report_dict(const struct pen_report *report)
 
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K,s:s,s:d,s:d,s:K,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K,s:K,s:K,s:d,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -635,7 +635,9 @@ PyObject *report_dict(const struct pen_report *report)
 		U64(report->unverified_bytes), "gathering", gathering[report->gathering],
 		"gathered_seconds", report->gathered_seconds, "stored_seconds",
 		report->stored_seconds, "made_bytes", U64(report->made_bytes),
-		"delivered_bytes", U64(report->delivered_bytes));
+		"delivered_bytes", U64(report->delivered_bytes), "coded_bytes",
+		U64(report->coded_bytes), "decode_seconds", report->decode_seconds,
+		"device_staging_bytes", U64(report->device_staging_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */

@@ -9,7 +9,6 @@ page cache: they are marked `alone`, come last, and hold a lock that all others 
 """
 import fcntl
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -29,10 +28,6 @@ if "PENSTOCK_TEST_BUILDS" in os.environ:
 TSAN_PROGRAMS = ("conform", "queue_cufile", "job", "gather", "groups", "eventfd", "streams",
                  "tuner", "pool")
 
-# The sanitizer of clang 14 looks for leaks on ARM by walking all of 48 bits of addresses: three
-# seconds for each process. There, only the programs that come through most of the engine are asked.
-LEAK_PROGRAMS = ("conform_", "fuzz_") if platform.machine() == "aarch64" else ("",)
-
 
 def every_cell() -> str:
     """Whether a C case may leave out what this machine cannot run: not on ext4, with the fakes."""
@@ -45,14 +40,13 @@ def every_cell() -> str:
 EVERY_CELL = os.environ.get("PENSTOCK_EVERY_CELL") or every_cell()
 
 
-def environment(build: Path, program: str = "") -> dict:
+def environment(build: Path) -> dict:
     env = dict(os.environ)
     env["LD_LIBRARY_PATH"] = str(build / "tests/fakes")
     env["FAKE_CUDA_STRICT"] = "1"
     env["PENSTOCK_EVERY_CELL"] = EVERY_CELL
     env["FAKE_CUDA_ABORT_ON_LEAK"] = "1"
-    leaks = program.startswith(LEAK_PROGRAMS)
-    env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks)}:abort_on_error=0"
+    env["ASAN_OPTIONS"] = "detect_leaks=1:abort_on_error=0"
     env["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
     env["TSAN_OPTIONS"] = "halt_on_error=1"
     return env
@@ -89,7 +83,7 @@ class CCase(pytest.Item):
 
     def runtest(self):
         done = subprocess.run([self.program, self.case], text=True, errors="replace", timeout=300,
-                              env=environment(self.build, self.program.name), capture_output=True)
+                              env=environment(self.build), capture_output=True)
         if done.returncode == 77:
             pytest.skip(done.stdout.strip())
         if done.returncode:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Everything that the kernels are made of, in the order of the hash.
-SOURCES = ["src/kernels/convert.cu", "src/base/floats.h"]
+SOURCES = ["src/kernels/convert.cu", "src/kernels/decode.cu", "src/base/decode.h",
+           "src/base/floats.h"]
 #: Machine code of 8.0 also runs on 8.6 and 8.9, that of 10.0 on 10.3, and so on.
 MACHINES = [75, 80, 90, 100, 120]
 #: The oldest GPU that later ones are like, for PTX.
@@ -56,20 +57,20 @@ class Compiler:
         check(getattr(self.nvrtc, f"nvrtcGet{what}")(program, text), what)
         return text.raw
 
-    def compile(self, source: str, architecture: str, what: str) -> bytes:
-        """For one kind of GPU."""
+    def compile(self, sources: list[str], architecture: str, what: str) -> bytes:
+        """For one kind of GPU: one program, since the driver takes one out of a fat binary."""
         program = ctypes.c_void_p()
-        code = (ROOT / source).read_bytes()
+        code = "".join(f'#include "{Path(name).relative_to("src")}"\n' for name in sources).encode()
         flags = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{ROOT}/src",
                  "--ptxas-options=-v", "--no-source-include"]
         array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
         check(self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), code,
-                                            Path(source).name.encode(), 0, None, None), source)
+                                            b"kernels.cu", 0, None, None), "kernels")
         failed = self.nvrtc.nvrtcCompileProgram(program, len(flags), array)
         log = self.text(program, "ProgramLog").rstrip(b"\0\n").decode()
-        print(f"{source} for {architecture}\n{log}".rstrip())
+        print(f"for {architecture}\n{log}".rstrip())
         if failed:
-            sys.exit(f"{source}: error {failed}")
+            sys.exit(f"{architecture}: error {failed}")
         return self.text(program, what)
 
 
@@ -96,7 +97,8 @@ def as_c(image: bytes) -> str:
     rows = [",".join(str(byte) for byte in image[at:at + ROW]) for at in range(0, len(image), ROW)]
     return "\n".join([
         "/* SPDX-License-Identifier: MIT */",
-        "/* Made by tools/build-kernels.sh of " + ", ".join(SOURCES) + "; not to be edited. */",
+        "/* Made by tools/build-kernels.sh of these, not to be edited:",
+        *[f" *   {name}" for name in SOURCES], " */",
         '#include "kernels/image.h"', "",
         "const char kernels_source[] =", f'\t"{source_hash()}";', "",
         "_Alignas(16) const unsigned char kernels_image[] = {",
@@ -107,10 +109,9 @@ def main() -> None:
     """Write the file that is named."""
     compiler = Compiler()
     kernels = [source for source in SOURCES if source.endswith(".cu")]
-    parts = [("Cubin", str(machine), compiler.compile(source, f"sm_{machine}", "CUBIN"))
-             for source in kernels for machine in MACHINES]
-    parts += [("PTX", str(VIRTUAL), compiler.compile(source, f"compute_{VIRTUAL}", "PTX"))
-              for source in kernels]
+    parts = [("Cubin", str(machine), compiler.compile(kernels, f"sm_{machine}", "CUBIN"))
+             for machine in MACHINES]
+    parts.append(("PTX", str(VIRTUAL), compiler.compile(kernels, f"compute_{VIRTUAL}", "PTX")))
     image = pack(parts)
     Path(sys.argv[1]).write_text(as_c(image))
     print(f"{sys.argv[1]}: {len(image)} bytes")

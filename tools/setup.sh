@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 build="gcc libc6-dev meson ninja-build pkg-config liburing-dev libjansson-dev libxxhash-dev
 	libdeflate-dev python3-dev"
-test="clang libclang-rt-14-dev g++ python3 python3-venv mandoc strace fio util-linux"
+test="clang-19 libclang-rt-19-dev g++ python3 python3-venv mandoc strace fio util-linux"
 
 wanted=$build
 if [ "${1:-build}" = test ]; then wanted="$build $test"; fi

@@ -57,10 +57,23 @@ uint32_t planes_plain(enum planes_kind kind, uint32_t values)
 	return filled_up(values * planes_shapes[kind].bytes);
 }
 
+/* Where plane B begins. Full chunks are nearly all, and have no ends to fill up. */
+static uint32_t head(enum planes_kind kind, uint32_t values)
+{
+	static const uint16_t none[3];
+	struct planes_parts parts;
+
+	if (values == PLANES_CHUNK)
+		return filled_up(PLANES_SYMBOLS) +
+		       PLANES_CHUNK / 8 * (planes_shapes[kind].mantissa + 3);
+	planes_parts(kind, values, none, &parts);
+	return parts.b;
+}
+
 bool planes_check(enum planes_kind kind, uint32_t values, const struct planes_chunk *chunk)
 {
 	const uint16_t *escapes = chunk->escapes;
-	struct planes_parts parts;
+	uint32_t end;
 
 	if (chunk->coded == PLANES_PLAIN)
 		return !escapes[0] && !escapes[1] && !escapes[2] &&
@@ -68,9 +81,10 @@ bool planes_check(enum planes_kind kind, uint32_t values, const struct planes_ch
 	if (chunk->coded != PLANES_CODED || values > PLANES_CHUNK || escapes[0] > values ||
 	    escapes[1] > escapes[0] || escapes[2] > escapes[1])
 		return false;
-	planes_parts(kind, values, escapes, &parts);
-	/* One that is not smaller would need more room than its values have. */
-	return chunk->bytes == parts.end && parts.end < planes_plain(kind, values);
+	end = head(kind, values) + plane(escapes[0], 2) + plane(escapes[1], 3) +
+	      plane(escapes[2], 8);
+	/* What would not be smaller is kept plain; decoders count on the room that this bounds. */
+	return chunk->bytes == end && end < planes_plain(kind, values);
 }
 
 size_t planes_usable(const struct planes_code *usable[PLANES_CODES])

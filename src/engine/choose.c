@@ -36,6 +36,7 @@ struct chooser {
 	enum pen_mode direction;
 	struct pen_device *device;
 	const struct pen_options *options;
+	const struct coding *const *codings;	/* of the extents; or NULL */
 	struct schedule *schedule;
 	unsigned int cores;
 	struct pen_error *err;
@@ -376,9 +377,6 @@ static int choose_mapped(struct chooser *chooser, const char *why)
 			      PEN_CPU_CACHED_GPU);
 	if (!only_gpus(schedule))
 		return cannot(chooser, "some of the memory is the host's", PEN_CPU_CACHED_GPU);
-	if (schedule->plan->formed_bytes)
-		return cannot(chooser, "bytes are changed on their way out of staging",
-			      PEN_CPU_CACHED_GPU);
 	survey_all_to(schedule, THROUGH);
 	add_path(chooser, PATH_MAPPED, "%s", why);
 	return 0;
@@ -450,7 +448,17 @@ static int choose_unit(struct chooser *chooser, const struct pen_extent *extents
 		unit = most;
 	if (chunk > unit && !capped && chunk <= most)
 		unit = chunk;
+	/* Whatever was asked for: a coded chunk is read whole. */
+	if (chooser->codings && unit < PLAN_UNIT_CODED)
+		unit = PLAN_UNIT_CODED;
 	chooser->schedule->unit = unit;
+	if (unit > most) {
+		error_set(chooser->err, -EINVAL, "keep within", "the memory limit", -1,
+			  "a chunk of a coded tensor does not fit");
+		error_hint(chooser->err, "Raise the memory limit to %llu KiB at least",
+			   (unsigned long long)(2 * PLAN_UNIT_CODED >> 10));
+		return -EINVAL;
+	}
 	if (chunk <= unit)
 		return 0;
 	error_set(chooser->err, -EINVAL, "digest", "the chunks", -1,
@@ -473,6 +481,7 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		.straight = straight,
 		/* A write has no holes to go through. */
 		.gap = chooser->direction == PEN_READ ? survey_gap(options, extents, count) : 0,
+		.codings = chooser->codings,
 	};
 	int rc = choose_unit(chooser, extents, count);
 
@@ -501,7 +510,7 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 	for (size_t i = 0; i < count; i++) {
 		struct pen_object *object = extents[i].object;
 
-		if (extents[i].form) {
+		if (extents[i].form || (chooser->codings && chooser->codings[i])) {
 			refuse(schedule, PATH_GDS, "bytes are changed on their way out of staging");
 			return false;
 		}
@@ -585,14 +594,16 @@ static int fill(struct chooser *chooser, const struct pen_extent *extents, size_
 }
 
 int schedule_new(enum pen_mode direction, struct pen_device *device,
-		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
-		 struct schedule **schedule, struct pen_error *err)
+		 const struct pen_extent *extents, const struct coding *const *codings,
+		 size_t count, const struct pen_options *options, struct schedule **schedule,
+		 struct pen_error *err)
 {
 	struct pen_options own = *options;
 	struct chooser chooser = {
 		.direction = direction,
 		.device = device,
 		.options = &own,
+		.codings = codings,
 		.cores = topology_cores(),
 		.err = err,
 	};

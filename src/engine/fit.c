@@ -96,7 +96,9 @@ static void fit_sizes(struct schedule *schedule, const struct pen_options *optio
 		struct path *path = &schedule->paths[i];
 
 		if (options->request_size)
-			path->size = (uint32_t)options->request_size;
+			path->size = (uint32_t)(options->request_size > schedule->unit
+							? options->request_size
+							: schedule->unit);
 		if (most && (!path->size || path->size > most))
 			path->size = most;
 	}

@@ -63,13 +63,10 @@ void groups_came(struct groups *groups, uint32_t first, uint32_t count)
 		for (uint32_t m = 0; m < request->mark_count; m++) {
 			const struct plan_mark *mark =
 				&groups->plan->marks[request->first_mark + m];
-			uint64_t group = mark->group;
 
-			if (atomic_fetch_sub(&groups->left[mark->group], mark->bytes) !=
+			if (atomic_fetch_sub(&groups->left[mark->group], mark->bytes) ==
 			    mark->bytes)
-				continue;
-			if (!groups->settle || groups->settle(groups->context, &group))
-				enter(groups, group);
+				enter(groups, mark->group);
 		}
 	}
 }

@@ -18,7 +18,7 @@
 #include "engine/plan.h"
 
 struct groups {
-	uint64_t count;			/* that are told of; 0: nobody asks */
+	uint64_t count;			/* 0: nobody asks */
 	const struct plan *plan;
 	_Atomic uint64_t *left;		/* bytes of each group that have not come yet */
 	_Atomic uint64_t *order;	/* group + 1, in the order of completion; 0: not entered */
@@ -29,11 +29,6 @@ struct groups {
 	pthread_mutex_t *lock;		/* the job's, both */
 	pthread_cond_t *news;
 	const atomic_int *eventfd;	/* the job's; -1: nobody polls */
-	/* What is left to do with a group whose bytes have come, before it is entered: by the lane
-	 * that brought the last one. It may name another that is to be entered. False: none is.
-	 * NULL: nothing. */
-	bool (*settle)(void *context, uint64_t *group);
-	void *context;
 };
 
 /* Count what each group waits for; those that wait for nothing are complete. -ENOMEM. */

@@ -41,6 +41,7 @@ int lane_init(struct lane *lane, struct pen_job *job, const struct path *path, u
 	lane->planned = path;
 	lane->index = index;
 	lane->peers = path->lanes;
+	lane->stream = schedule->plan->formed_bytes ? index % JOB_STREAMS : 0;
 	lane->entered = -1;
 	lane->transits = os_calloc(schedule->slots, sizeof(lane->transits[0]));
 	lane->held = os_calloc(2 * (size_t)schedule->slots, sizeof(lane->held[0]));
@@ -174,6 +175,11 @@ int lane_add_piece(struct lane *lane, enum piece_need need)
 
 /* ------------------------------------------------------------------------------ devices -- */
 
+struct device_stream *lane_stream(struct lane *lane, unsigned int device)
+{
+	return &lane->job->devices[device].streams[lane->stream].stream;
+}
+
 int lane_enter(struct lane *lane, unsigned int device, struct pen_error *err)
 {
 	int rc;
@@ -213,8 +219,8 @@ static void close_device(struct lane *lane, unsigned int index)
 
 	lane_enter(lane, index, NULL);
 	if (lane->staging.used)
-		device_stream_drain(device->device, &device->stream);
-	job_stream_leave(lane->job, index);
+		device_stream_drain(device->device, lane_stream(lane, index));
+	job_stream_leave(lane->job, index, lane->stream);
 	for (unsigned int i = 0; i < LANE_COPIES; i++)
 		device_fence_close(device->device, &lane->fences[i][index]);
 	lane->devices_up &= ~(1u << index);
@@ -233,7 +239,7 @@ static int open_device(struct lane *lane, unsigned int index, struct pen_error *
 	int rc = lane_enter(lane, index, err);
 
 	if (!rc)
-		rc = job_stream_join(lane->job, index, err);
+		rc = job_stream_join(lane->job, index, lane->stream, err);
 	if (rc)
 		return rc;
 	lane->devices_up |= 1u << index;

@@ -9,7 +9,7 @@
  *   take.c      which requests it carries next, and how many
  *   transit.c   what happens to one of them
  *   copies.c    between its buffer and memory
- *   forms.c     the same for bytes that a GPU shall have in another form
+ *   forms.c     the same for bytes that are decoded, or that a GPU shall have in another form
  *   look.c      digesting bytes as they pass
  *
  * The life of a request on its way, with the function that walks each edge:
@@ -74,6 +74,8 @@ struct transit {
 	uint64_t sent;			/* bytes from `start` on that the store is done with */
 	uint64_t bytes;			/* of the object, that the user gets */
 	uint64_t delivered;		/* and what they are in memory */
+	uint64_t coded;			/* of its bytes, those that are decoded */
+	uint32_t decoded;		/* COPYING: chunks that GPUs were told to decode */
 	uint64_t edge_bytes;		/* of a direct write, those that went through the cache */
 	unsigned char *buffer;		/* where `start` lies */
 	bool straight;			/* the buffer is the user's memory */
@@ -99,6 +101,7 @@ struct lane {
 	struct pen_job *job;
 	const struct path *planned;
 	unsigned int index, peers;	/* among the lanes of the same path */
+	unsigned int stream;		/* of each device, that it queues on */
 	pthread_t thread;
 	bool started;
 
@@ -128,6 +131,7 @@ struct lane {
 	struct hist latency;
 	uint64_t requests, retries, storage_bytes, cpu_ns;
 	uint64_t digested_bytes, unverified_bytes, delivered_bytes;
+	uint64_t coded_bytes, decode_ns;	/* decoded; and how long the lane took for it */
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 
@@ -144,6 +148,8 @@ void lane_fail(struct lane *lane, const struct pen_error *err);
 int lane_add_piece(struct lane *lane, enum piece_need need);
 /* True once all of these devices can take copies from staging memory. */
 bool lane_devices_usable(struct lane *lane, uint32_t devices);
+/* The stream that it queues on. */
+struct device_stream *lane_stream(struct lane *lane, unsigned int device);
 /* Make a device current. */
 int lane_enter(struct lane *lane, unsigned int device, struct pen_error *err);
 
@@ -181,12 +187,17 @@ uint64_t transit_next_due(const struct lane *lane);
 
 /* Queue the copies of a transit, and a fence behind them on each GPU. */
 int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *err);
+/* The fences have passed: was everything decoded to what it was? */
+int copies_check(struct lane *lane, const struct transit *transit, struct pen_error *err);
 
 /* ---- forms.c ---- */
 
 /* Queue one copy of a transit to a GPU, with a form. */
-int forms_queue(struct lane *lane, const struct transit *transit, struct job_device *device,
+int forms_queue(struct lane *lane, const struct transit *transit, unsigned int device,
 		const struct device_copy *copy, struct pen_error *err);
+/* Decode a part of what is in the buffer to any device. */
+int forms_decode(struct lane *lane, struct transit *transit, unsigned int device,
+		 const struct coding_part *part, struct pen_error *err);
 
 /* ---- look.c ---- */
 

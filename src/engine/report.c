@@ -98,6 +98,8 @@ void job_report(struct pen_job *job, struct pen_report *report)
 		full.digested_bytes += lane->digested_bytes;
 		full.unverified_bytes += lane->unverified_bytes;
 		full.delivered_bytes += lane->delivered_bytes;
+		full.coded_bytes += lane->coded_bytes;
+		full.decode_seconds += (double)lane->decode_ns / 1e9;
 		cpu += lane->cpu_ns;
 		if (i)
 			hist_merge(latency, &lane->latency);

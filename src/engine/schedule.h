@@ -64,10 +64,11 @@ struct schedule {
 int schedule_options(const struct pen_options *given, struct pen_options *full,
 		     struct pen_error *err);
 
-/* Plan the extents and choose their paths. */
+/* Plan the extents and choose their paths; for `codings`, see struct plan_wishes. */
 int schedule_new(enum pen_mode direction, struct pen_device *device,
-		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
-		 struct schedule **schedule, struct pen_error *err);
+		 const struct pen_extent *extents, const struct coding *const *codings,
+		 size_t count, const struct pen_options *options, struct schedule **schedule,
+		 struct pen_error *err);
 void schedule_free(struct schedule *schedule);
 
 /* Pieces of staging that are kept for a path's lanes, so that none shall be without: also for

@@ -90,6 +90,7 @@ static void home(struct lane *lane, struct transit *transit)
 	atomic_fetch_add_explicit(&transit->tally->bytes, direct, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
 	lane->delivered_bytes += transit->delivered;
+	lane->coded_bytes += transit->coded;
 	lane->requests++;
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
@@ -376,6 +377,7 @@ static bool copy(struct lane *lane, struct transit *transit)
 	lane->fences_taken |= 1ull << transit->fences;
 	/* Even a copy that fails half-way may have queued others before. */
 	set_state(lane, transit, COPYING);
+	transit->decoded = 0;
 	rc = copies_queue(lane, transit, &err);
 	transit->copying = transit->devices;
 	if (rc)
@@ -395,9 +397,10 @@ static void gathered(struct lane *lane, struct transit *transit)
 /* Have its copies been made? */
 static bool copied(struct lane *lane, struct transit *transit)
 {
+	struct pen_error err;
+
 	for (uint32_t left = transit->copying; left; left &= left - 1) {
 		unsigned int d = (unsigned int)__builtin_ctz(left);
-		struct pen_error err;
 		int rc = device_poll(lane->job->devices[d].device,
 				     &lane->fences[transit->fences][d], &err);
 
@@ -411,6 +414,10 @@ static bool copied(struct lane *lane, struct transit *transit)
 	}
 	if (transit->copying)
 		return false;
+	if (transit->decoded && copies_check(lane, transit, &err)) {
+		lane_fail(lane, &err);
+		return true;
+	}
 	if (lane_writes(lane))
 		gathered(lane, transit);
 	else
@@ -553,7 +560,7 @@ static void count_copies(struct lane *lane, struct transit *transit)
 {
 	const struct plan *plan = lane->job->schedule->plan;
 
-	transit->bytes = transit->delivered = transit->devices = 0;
+	transit->bytes = transit->delivered = transit->coded = transit->devices = 0;
 	for (uint32_t i = 0; i < transit->range.count; i++) {
 		const struct plan_request *request = &plan->requests[transit->range.first + i];
 
@@ -563,6 +570,7 @@ static void count_copies(struct lane *lane, struct transit *transit)
 
 			transit->bytes += part->width * part->rows;
 			transit->delivered += plan_memory_width(part) * part->rows;
+			transit->coded += part->coding ? part->width : 0;
 			if (device && !device->is_host)
 				transit->devices |= 1u << plan->places[part->place].device;
 		}

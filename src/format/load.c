@@ -332,7 +332,6 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 
 /* ------------------------------------------------------------------------------ coded ones -- */
 
-/* Does a job for these have something left to do when their bytes have come? */
 static bool any_coded(const struct pen_placement *placements, size_t count)
 {
 	for (size_t i = 0; i < count; i++)
@@ -341,77 +340,39 @@ static bool any_coded(const struct pen_placement *placements, size_t count)
 	return false;
 }
 
-/* The extents of one placement, of a tensor that is coded or not; those of one that is, as if it
- * were an object of its own. */
-static int extents_of_one(const struct pen_model *model, const struct pen_placement *placement,
-			  struct pen_extent **extents, size_t *count, struct pen_error *err)
+/* Turn extents of coded tensors into extents of their chunks. */
+static int add_codings(struct coded_load *load, const struct pen_placement *placements,
+		       struct pen_extent *extents, size_t count, struct pen_error *err)
 {
-	int rc = load_extents(model, placement, 1, extents, count, err);
+	int rc = 0;
 
-	for (size_t i = 0; !rc && placement->tensor->coded && i < *count; i++)
-		(*extents)[i].offset -= placement->tensor->offset;
-	return rc;
-}
+	for (size_t i = 0; i < count && !rc; i++) {
+		const struct pen_placement *placement = &placements[extents[i].group];
 
-static int refuse_gpu(const struct pen_tensor *tensor, struct pen_error *err)
-{
-	char shown[WORDS_NAME];
-
-	error_set(err, -ENOTSUP, "load", words_name(shown, tensor->name), -1,
-		  "it is coded, and coded tensors can be loaded to the host only");
-	error_hint(err, "Unpack the model first (penstock unpack), or load it to the host");
-	return -ENOTSUP;
-}
-
-/* What one placement adds to the list. */
-static int add_placement(struct coded_load *load, const struct pen_model *model,
-			 struct pen_device *device, const struct pen_placement *placement,
-			 uint64_t group, struct pen_error *err)
-{
-	struct pen_extent *extents;
-	size_t count;
-	int rc = extents_of_one(model, placement, &extents, &count, err);
-
-	if (!rc && count && placement->tensor->coded) {
-		if ((placement->device ? placement->device : device)->is_host)
-			return coded_load_add(load, group, placement->tensor, extents, count, err);
-		rc = refuse_gpu(placement->tensor, err);
+		if (!placement->tensor->coded)
+			continue;
+		extents[i].offset -= placement->tensor->offset;
+		rc = coded_load_add(load, placement->tensor, form_of(placement->form), i,
+				    &extents[i], err);
 	}
-	if (!rc)
-		rc = coded_load_plain(load, group, extents, count, err);
-	free(extents);
 	return rc;
 }
 
 static int start_coded(struct pen_model *model, struct pen_device *device,
-		       const struct pen_placement *placements, size_t count,
-		       const struct pen_options *given, struct pen_job **job,
-		       struct pen_error *err)
+		       const struct pen_placement *placements, struct pen_extent *extents,
+		       size_t extent_count, const struct pen_options *options,
+		       struct pen_job **job, struct pen_error *err)
 {
-	struct pen_options options = PEN_OPTIONS_INIT;
-	struct job_finish finish = { .group = coded_load_finish, .free = coded_load_free };
-	const struct pen_extent *extents;
-	struct coded_load *load = NULL;
-	size_t extent_count;
-	int rc;
+	struct job_coded coded = { .free = coded_load_free };
+	struct coded_load *load;
+	int rc = coded_load_new(model, extent_count, &load, err);
 
-	if (given)
-		memcpy(&options, given, given->size < sizeof(options) ? given->size
-								     : sizeof(options));
-	options.size = sizeof(options);
-	finish.told = options.groups ? options.groups : count;
-	if (finish.told < count)
-		return error_set(err, -EINVAL, "load", "the tensors", -1,
-				 "%zu placements have %llu groups", count,
-				 (unsigned long long)finish.told);
-	rc = coded_load_new(model, device, count, finish.told, &load, err);
-	for (size_t i = 0; !rc && i < count; i++)
-		rc = add_placement(load, model, device, &placements[i], i, err);
-	finish.context = load;
+	if (!rc)
+		rc = add_codings(load, placements, extents, extent_count, err);
 	if (!rc) {
-		extents = coded_load_extents(load, &extent_count, &options.groups);
-		rc = job_start_unfinished(device, extents, extent_count, &options, &finish, job,
-					  err);
+		coded.codings = coded_load_codings(load);
+		coded.context = load;
+		rc = job_start_coded(device, extents, extent_count, options, &coded, job, err);
 	}
 	if (rc)
 		coded_load_free(load);
@@ -429,10 +390,11 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 
 	*job = NULL;
 	error_clear(err);
-	if (any_coded(placements, count))
-		return start_coded(model, device, placements, count, options, job, err);
 	rc = load_extents(model, placements, count, &extents, &extent_count, err);
-	if (!rc)
+	if (!rc && any_coded(placements, count))
+		rc = start_coded(model, device, placements, extents, extent_count, options, job,
+				 err);
+	else if (!rc)
 		rc = pen_job_start(PEN_READ, device, extents, extent_count, options, job, err);
 	free(extents);
 	return rc;

@@ -267,6 +267,20 @@ int device_copy(struct pen_device *device, struct device_stream *stream,
 	return device->ops->copy(device, stream, copy, err);
 }
 
+int device_decode(struct pen_device *device, struct device_stream *stream,
+		  const struct coding_part *part, unsigned int mark, struct device_fence *fence,
+		  struct pen_error *err)
+{
+	assert(part->count && part->memory && (uintptr_t)part->stored % PLANES_ALIGN == 0);
+	return device->ops->decode(device, stream, part, mark, fence, err);
+}
+
+unsigned int device_verdict(const struct device_fence *fence)
+{
+	/* A GPU has written it. */
+	return fence->verdict ? *(volatile unsigned int *)fence->verdict : 0;
+}
+
 int device_mark(struct pen_device *device, struct device_stream *stream,
 		struct device_fence *fence, struct pen_error *err)
 {

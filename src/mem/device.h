@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/coding.h"
 #include "base/form.h"
 #include "penstock.h"
 
@@ -45,7 +46,8 @@ struct device_stream {
 };
 
 struct device_fence {
-	void *handle;	/* CUevent, or NULL on the host */
+	void *handle;		/* CUevent, or NULL on the host */
+	unsigned int *verdict;	/* of what was decoded before it; NULL: nothing ever was */
 };
 
 /* Each function: 0 or a negative errno with words in err. "Lane": called by a lane's thread after
@@ -106,6 +108,12 @@ struct device_ops {
 	/* Lane. */
 	int (*copy)(struct pen_device *device, struct device_stream *stream,
 		    const struct device_copy *copy, struct pen_error *err);
+	/* Lane. Decode chunks out of pinned host memory; the device reads them by itself, in the
+	 * order of the stream. Where one turns out to be damaged, the fence's verdict becomes
+	 * `mark` + its number in the part + 1. -ENOTSUP: a core has to do it, nothing is queued. */
+	int (*decode)(struct pen_device *device, struct device_stream *stream,
+		      const struct coding_part *part, unsigned int mark,
+		      struct device_fence *fence, struct pen_error *err);
 	int (*mark)(struct pen_device *device, struct device_stream *stream,
 		    struct device_fence *fence, struct pen_error *err);
 	/* 0 passed, -EAGAIN not yet, else the copies before it failed. */
@@ -160,6 +168,11 @@ int device_wait(struct pen_device *device, struct device_stream *stream,
 		const struct device_fence *fence, struct pen_error *err);
 int device_copy(struct pen_device *device, struct device_stream *stream,
 		const struct device_copy *copy, struct pen_error *err);
+int device_decode(struct pen_device *device, struct device_stream *stream,
+		  const struct coding_part *part, unsigned int mark, struct device_fence *fence,
+		  struct pen_error *err);
+/* Of a fence that has passed: 0, or which chunk was damaged. */
+unsigned int device_verdict(const struct device_fence *fence);
 int device_mark(struct pen_device *device, struct device_stream *stream,
 		struct device_fence *fence, struct pen_error *err);
 int device_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err);

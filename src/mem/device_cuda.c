@@ -13,7 +13,10 @@
  *   4. Streams and events are kept from job to job: making one costs the driver's own lock, which
  *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
  *   5. Kernels are loaded when the first is needed, and tried once: `kernels` says how it went.
- *   6. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
+ *   6. A verdict is a word of the host's memory that kernels may write to, for a fence that has
+ *      ever needed one. They lie together, pinned when kernels are loaded; those that no fence has
+ *      are 0.
+ *   7. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
  *      else comes after them.
  */
 #include <errno.h>
@@ -34,10 +37,14 @@ enum { STARTING, READY, BROKEN };
  * Rows that are narrow have small blocks. */
 #define BLOCK_THREADS 256u
 #define BLOCK_THREADS_NARROW 32u
+#define WARP_THREADS 32u
 #define THREAD_BYTES 32u
 #define GRID_ROWS_MAX 65535u
 /* Most bytes of a row in one launch; kernels count in 32 bits. */
 #define LAUNCH_WIDTH ((size_t)256 << 20)
+/* Verdicts, a word each: more than the fences of all lanes of two large jobs. */
+#define VERDICTS 4096u
+#define VERDICT_BYTES (VERDICTS * sizeof(unsigned int))
 
 /* Handles that nobody uses now; what is too much is given back to the driver. */
 struct idle {
@@ -62,6 +69,9 @@ struct cuda_state {
 	struct pen_error no_kernels;
 	void *module;
 	void *functions[PEN_FORMS];
+	void *decoders[CODING_KERNELS];
+	unsigned int *verdicts;		/* pinned; or NULL */
+	uint64_t verdicts_taken[VERDICTS / 64];	/* a bit for each; guarded by idle_lock */
 };
 
 static struct cuda_state *state_of(struct pen_device *device)
@@ -370,8 +380,36 @@ static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
 {
 	(void)device;
 	(void)err;
-	fence->handle = NULL;
+	*fence = (struct device_fence){ .handle = NULL };
 	return 0;
+}
+
+/* A verdict for the fence, if it has none; false: there are no more. */
+static bool need_verdict(struct cuda_state *state, struct device_fence *fence)
+{
+	pthread_mutex_lock(&state->idle_lock);
+	for (size_t i = 0; i < VERDICTS / 64 && !fence->verdict; i++) {
+		unsigned int bit;
+
+		if (!~state->verdicts_taken[i])
+			continue;
+		bit = (unsigned int)__builtin_ctzll(~state->verdicts_taken[i]);
+		state->verdicts_taken[i] |= 1ull << bit;
+		fence->verdict = &state->verdicts[i * 64 + bit];
+	}
+	pthread_mutex_unlock(&state->idle_lock);
+	return fence->verdict;
+}
+
+static void give_verdict(struct cuda_state *state, struct device_fence *fence)
+{
+	size_t number = (size_t)(fence->verdict - state->verdicts);
+
+	*fence->verdict = 0;
+	fence->verdict = NULL;
+	pthread_mutex_lock(&state->idle_lock);
+	state->verdicts_taken[number / 64] &= ~(1ull << number % 64);
+	pthread_mutex_unlock(&state->idle_lock);
 }
 
 static void gpu_fence_close(struct pen_device *device, struct device_fence *fence)
@@ -380,9 +418,12 @@ static void gpu_fence_close(struct pen_device *device, struct device_fence *fenc
 	void *event = fence->handle;
 
 	fence->handle = NULL;
-	/* In a forked child the event is not ours, and a thread of the parent may hold the lock. */
-	if (!event || device_inherited(device) || idle_keep(state, &state->events, event) ||
-	    push(device, NULL))
+	/* In a forked child nothing of it is ours, and a thread of the parent may hold the lock. */
+	if (device_inherited(device))
+		return;
+	if (fence->verdict)
+		give_verdict(state, fence);
+	if (!event || idle_keep(state, &state->events, event) || push(device, NULL))
 		return;
 	state->api->cuEventDestroy_v2(event);
 	pop(device);
@@ -411,7 +452,7 @@ static int gpu_fence_behind(struct pen_device *device, void *callers_stream,
 {
 	int rc = push(device, err);
 
-	fence->handle = NULL;
+	*fence = (struct device_fence){ .handle = NULL };
 	if (rc)
 		return rc;
 	rc = record(device, fence, callers_stream, err);
@@ -515,6 +556,24 @@ static int no_kernels(struct pen_device *device, cuda_result result, const char 
 	return err->code = -ENOTSUP;
 }
 
+/* By whoever loads the kernels, with the context current. */
+static int make_verdicts(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	void *memory = os_calloc_aligned(os_page_size(), VERDICT_BYTES);
+
+	if (!memory) {
+		error_sys(err, -ENOMEM, "make verdicts for", device->name, -1);
+		return err->code = -ENOTSUP;
+	}
+	if (device_pin(device, memory, VERDICT_BYTES, false, err)) {
+		free(memory);
+		return err->code = -ENOTSUP;
+	}
+	state->verdicts = memory;
+	return 0;
+}
+
 static int load_kernels(struct pen_device *device, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
@@ -542,12 +601,17 @@ static int load_kernels(struct pen_device *device, struct pen_error *err)
 		if (result)
 			return no_kernels(device, result, "find a kernel on", err);
 	}
-	return 0;
+	for (unsigned int i = 0; i < CODING_KERNELS; i++) {
+		result = CUDA(api, cuModuleGetFunction, &state->decoders[i], state->module,
+			      coding_kernels[i].name);
+		if (result)
+			return no_kernels(device, result, "find a kernel on", err);
+	}
+	return make_verdicts(device, err);
 }
 
-/* The kernel of a form, or -ENOTSUP with words. */
-static int find_kernel(struct pen_device *device, const struct form *form, void **function,
-		       struct pen_error *err)
+/* Are there kernels? -ENOTSUP with words where not. */
+static int need_kernels(struct pen_device *device, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
 
@@ -558,10 +622,8 @@ static int find_kernel(struct pen_device *device, const struct form *form, void 
 				     load_kernels(device, &state->no_kernels) ? BROKEN : READY);
 		pthread_mutex_unlock(&state->kernel_lock);
 	}
-	if (atomic_load(&state->kernels) == READY) {
-		*function = state->functions[form_number(form)];
+	if (atomic_load(&state->kernels) == READY)
 		return 0;
-	}
 	if (err)
 		*err = state->no_kernels;
 	return state->no_kernels.code;
@@ -590,17 +652,45 @@ static cuda_result launch_part(const struct cuda_api *api, void *function,
 static int launch(struct pen_device *device, struct device_stream *stream,
 		  const struct device_copy *copy, struct pen_error *err)
 {
+	void *function;
 	cuda_result result = 0;
-	void *function = NULL;
 	size_t width;
-	int rc = find_kernel(device, copy->form, &function, err);
+	int rc = need_kernels(device, err);
 
 	if (rc)
 		return rc;
+	function = state_of(device)->functions[form_number(copy->form)];
 	for (size_t at = 0; at < copy->width && !result; at += width) {
 		width = copy->width - at < LAUNCH_WIDTH ? copy->width - at : LAUNCH_WIDTH;
 		result = launch_part(state_of(device)->api, function, copy, at, width,
 				     stream->handle);
+	}
+	return result ? fail(device, result, "start a kernel on", err) : 0;
+}
+
+/* A block for each chunk, of one warp. */
+static int gpu_decode(struct pen_device *device, struct device_stream *stream,
+		      const struct coding_part *part, unsigned int mark,
+		      struct device_fence *fence, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	struct decode_launch launch;
+	void *arguments[] = { &launch };
+	cuda_result result = 0;
+	int rc = need_kernels(device, err);
+
+	if (rc)
+		return rc;
+	if (!need_verdict(state, fence))
+		return error_set(err, -ENOTSUP, "start a kernel on", device->name, -1,
+				 "too many transfers decode at the same time");
+	for (uint64_t done = 0; done < part->count && !result; done += launch.count) {
+		coding_launch(part, done, &launch);
+		launch.verdict = fence->verdict;
+		launch.mark = mark + (unsigned int)done;
+		result = CUDA(state->api, cuLaunchKernel,
+			      state->decoders[coding_kernel(part->coding)], launch.count, 1, 1,
+			      WARP_THREADS, 1, 1, 0, stream->handle, arguments, NULL);
 	}
 	return result ? fail(device, result, "start a kernel on", err) : 0;
 }
@@ -638,6 +728,10 @@ static void empty_idle(struct pen_device *device)
 		state->api->cuEventDestroy_v2(state->events.handles[--state->events.count]);
 	if (state->module)
 		state->api->cuModuleUnload(state->module);
+	if (state->verdicts) {
+		state->api->cuMemHostUnregister(state->verdicts);
+		free(state->verdicts);
+	}
 	pop(device);
 }
 
@@ -676,6 +770,7 @@ const struct device_ops device_cuda_ops = {
 	.fence_behind = gpu_fence_behind,
 	.wait = gpu_wait,
 	.copy = gpu_copy,
+	.decode = gpu_decode,
 	.mark = gpu_mark,
 	.poll = gpu_poll,
 	.close = gpu_close,

@@ -246,6 +246,22 @@ def test_a_packed_model_is_loaded_to_the_host(penstock, folder, tmp_path):
     assert packed["tensors"] == plain["tensors"] and packed["bytes"] < 0.7 * plain["bytes"]
 
 
+def test_a_packed_model_is_loaded_to_a_gpu_which_decodes_it(penstock, gpu, folder, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    fake = gpu()
+    plain = fake.ok("load", folder, "-d", "cuda:0", "--json", "--hash").json
+    packed = fake.ok("load", tmp_path / "packed", "-d", "cuda:0", "--json", "--hash").json
+    hashes = [{entry["name"]: entry["hash"] for entry in each["hashes"]}
+              for each in (plain, packed)]
+    assert hashes[0] == hashes[1] and len(hashes[0]) == plain["tensors"]
+    assert 0 < packed["coded_bytes"] <= packed["bytes"] < packed["delivered_bytes"]
+    assert packed["delivered_bytes"] == plain["delivered_bytes"] == plain["bytes"]
+    assert packed["decode_seconds"] == packed["device_staging_bytes"] == plain["coded_bytes"] == 0
+    text = fake.ok("load", tmp_path / "packed", "-d", "cuda:0").out
+    assert "were coded" in text and "by the GPU" in text
+    assert "by cores" in penstock.ok("load", tmp_path / "packed", "-d", "host").out
+
+
 # ------------------------------------------------------------------------------------- refused --
 
 def refused(penstock, *args):

@@ -1169,10 +1169,10 @@ static void *cancel_soon(void *job)
 	return NULL;
 }
 
-/* A store that would need a second; cancelled from another thread after a moment. */
+/* A store that would need many seconds; cancelled from another thread after a moment. */
 static void cancel(struct cell *cell)
 {
-	static const char *const slow[] = { "pattern:16M,rate=12M", "pattern:16M,latency=100ms" };
+	static const char *const slow[] = { "pattern:16M,rate=2M", "pattern:16M,latency=100ms" };
 
 	/* What is in flight comes home before the end, so let it be little. */
 	cell->options.request_size = 64 * KIB;
@@ -1200,7 +1200,7 @@ static void cancel(struct cell *cell)
 		pthread_join(thread, NULL);
 		REFUSED(-ECANCELED, pen_job_wait(job, &report, &kit_err));
 		CHECK(report.bytes < 16 * MIB);
-		CHECK(seconds_now() - start < (KIT_SANITIZED ? 5.0 : 1.2));
+		CHECK(seconds_now() - start < 5.0);
 		pen_object_close(extent.object);
 	}
 }
@@ -1560,21 +1560,21 @@ TEST_ALONE(reading_begins_before_the_gpu_is_ready)
 	struct pen_device *device;
 	void *memory;
 
-	setenv("FAKE_CUDA_INIT_MS", "300", 1);
+	setenv("FAKE_CUDA_INIT_MS", "1000", 1);
 	if (pen_device_open("cuda:0", &device, &kit_err))
 		SKIP("there is no GPU, not even a fake one");
 	if (!kit_fake_cuda())
 		SKIP("a real driver takes the time it takes");
 	options.allocate = 8 * MIB;
 	options.allocated = &memory;
-	OK(pen_object_open("pattern:8M,rate=32M", PEN_READ, 0, &extent.object, &kit_err));
+	OK(pen_object_open("pattern:8M,rate=8M", PEN_READ, 0, &extent.object, &kit_err));
 	OK(pen_transfer(PEN_READ, device, &extent, 1, &options, &report, &kit_err));
 	pen_object_close(extent.object);
 	OK(pen_device_get(device, mirror, memory, 8 * MIB, &kit_err));
 	CHECK_EQ(pattern_check(mirror, 8 * MIB, 0), 8 * MIB);
-	/* 300 ms for the context and 250 ms for the store, at the same time. */
-	CHECK(report.setup_seconds > 0.25);
-	CHECK(report.seconds < 0.5 || KIT_SANITIZED);
+	/* A second for the context and one for the store, at the same time. */
+	CHECK(report.setup_seconds > 0.9);
+	CHECK(report.seconds < 1.8 || KIT_SANITIZED);
 	OK(pen_device_free(device, memory, 8 * MIB, &kit_err));
 	pen_device_close(device);
 }

@@ -37,6 +37,7 @@
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/coding.h"
 #include "base/floats.h"
 
 typedef int CUresult;
@@ -265,11 +266,12 @@ struct side {
 	size_t width;		/* of a row, where that is not the copy's: of a kernel */
 };
 
-/* A kernel of src/kernels, and what it does to one number. */
+/* A kernel of src/kernels, and what it does to one number; or what it decodes. */
 struct kernel {
 	const char *name;
 	size_t from_size, to_size;
 	void (*change)(void *to, const void *from);
+	unsigned int decodes;		/* number in coding_kernels + 1; 0: it does not */
 };
 
 #define KERNELS(X) \
@@ -289,17 +291,20 @@ KERNELS(X)
 #undef X
 
 static const struct kernel kernels[] = {
-#define X(name, From, To) { "convert_" #name, sizeof(From), sizeof(To), change_##name },
+#define X(name, From, To) { "convert_" #name, sizeof(From), sizeof(To), change_##name, 0 },
 	KERNELS(X)
 #undef X
 };
+
+static struct kernel decoders[CODING_KERNELS];
 
 struct op {
 	struct op *next;
 	uint64_t seq;
 	enum op_kind kind;
 	struct side dst, src;
-	unsigned char *staged;	/* the source's bytes, where the call took them along */
+	unsigned char *staged;	/* what the call took along: the source's bytes, or what a kernel
+				   that decodes was told */
 	size_t width, height;
 	unsigned char value;
 	bool poisoned;
@@ -899,6 +904,14 @@ static void run_row(const struct op *op, unsigned char *dst, const unsigned char
 
 	if (!k) {
 		memmove(dst, src, op->width);
+		return;
+	}
+	if (k->decodes) {
+		const struct coding_kernel *decoder = &coding_kernels[k->decodes - 1];
+		struct decode_launch *launch = (struct decode_launch *)(void *)op->staged;
+
+		launch->to = dst;
+		decode_run(launch, decoder->kind, form_of(decoder->form));
 		return;
 	}
 	for (size_t i = 0; i < op->width / k->from_size; i++)
@@ -1997,6 +2010,13 @@ API(cuModuleGetFunction, CUfunction *out, CUmodule module, const char *name)
 			return leave(CUDA_SUCCESS);
 		}
 	}
+	for (unsigned int i = 0; i < CODING_KERNELS; i++) {
+		if (!strcmp(coding_kernels[i].name, name)) {
+			decoders[i] = (struct kernel){ .name = name, .decodes = i + 1 };
+			*out = &decoders[i];
+			return leave(CUDA_SUCCESS);
+		}
+	}
 	return leave(CUDA_ERROR_NOT_FOUND);
 }
 
@@ -2023,6 +2043,79 @@ static CUresult check_kernel(struct context *c, const struct op *op)
 	return CUDA_SUCCESS;
 }
 
+/* The bytes that a launch reads; 0 where what it was told of its chunks contradicts itself. */
+static size_t decode_bytes(const struct decode_launch *launch, enum planes_kind kind)
+{
+	uint32_t bytes = 0;
+
+	if (!launch->count || launch->count > DECODE_CHUNKS ||
+	    (launch->values + PLANES_CHUNK - 1) / PLANES_CHUNK != launch->count)
+		return 0;
+	for (uint32_t i = 0; i < launch->count; i++) {
+		const struct decode_chunk *known = &launch->chunks[i];
+		uint32_t left = launch->values - i * PLANES_CHUNK;
+		uint32_t count = left < PLANES_CHUNK ? left : PLANES_CHUNK;
+		struct planes_chunk chunk = { .coded = known->coded,
+					      .bytes = planes_plain(kind, count) };
+		struct planes_parts parts;
+
+		memcpy(chunk.escapes, known->escapes, sizeof(chunk.escapes));
+		if (known->coded) {
+			planes_parts(kind, count, chunk.escapes, &parts);
+			chunk.bytes = parts.end;
+		}
+		if (known->at != bytes || !planes_check(kind, count, &chunk))
+			return 0;
+		bytes += chunk.bytes;
+	}
+	return bytes;
+}
+
+/* What a launch that decodes would do to memory. */
+static CUresult check_decoder(struct context *c, struct op *op, const struct decode_launch *launch)
+{
+	const struct coding_kernel *decoder = &coding_kernels[op->kernel->decodes - 1];
+	const struct form *form = form_of(decoder->form);
+	size_t size = form ? form->to_size : planes_shapes[decoder->kind].bytes;
+	const struct registration *r;
+
+	op->src.at = (uintptr_t)launch->from;
+	op->dst.at = (uintptr_t)launch->to;
+	op->height = 1;
+	op->width = op->src.width = decode_bytes(launch, decoder->kind);
+	op->dst.width = (size_t)((launch->rows - 1) * launch->memory_pitch) +
+			(size_t)launch->length * size;
+	if (!op->width)
+		violate("a kernel was told of chunks that contradict themselves");
+	else if (op->src.at % 16 || op->dst.at % size || launch->memory_pitch % (long long)size)
+		violate("a kernel was given an address that is not aligned");
+	else if (host_kind(op->src.at, op->src.width, &r) != HOST_REGISTERED ||
+		 host_kind((uintptr_t)launch->verdict, 4, &r) != HOST_REGISTERED)
+		violate("a kernel uses host memory that is not registered");
+	else if (!alloc_find(op->dst.at, op->dst.width))
+		violate("a kernel writes outside of an allocation");
+	else
+		return CUDA_SUCCESS;
+	c->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+	return CUDA_SUCCESS;
+}
+
+/* A launch takes its arguments along. */
+static CUresult launch_decoder(struct context *c, struct stream *s, struct op op,
+			       const struct decode_launch *launch)
+{
+	CUresult rc = check_decoder(c, &op, launch);
+
+	if (rc != CUDA_SUCCESS || c->sticky != CUDA_SUCCESS)
+		return rc;
+	op.staged = malloc(sizeof(*launch));
+	if (!op.staged)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	memcpy(op.staged, launch, sizeof(*launch));
+	enqueue(s, op);
+	return CUDA_SUCCESS;
+}
+
 API(cuLaunchKernel, CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
     unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, CUstream h,
     void **arguments, void **extra)
@@ -2039,6 +2132,13 @@ API(cuLaunchKernel, CUfunction f, unsigned int gx, unsigned int gy, unsigned int
 	if (!f || !gx || !gy || gy > 65535 || gz != 1 || !bx || bx > 1024 || bx % 32 || by != 1 ||
 	    bz != 1 || shared || !arguments || extra)
 		return leave(CUDA_ERROR_INVALID_VALUE);
+	if (f->decodes) {
+		const struct decode_launch *launch = arguments[0];
+
+		if (gx != launch->count || gy != 1 || bx != 32)
+			return leave(CUDA_ERROR_INVALID_VALUE);
+		return leave(launch_decoder(c, s, op, launch));
+	}
 	op.dst.at = *(uintptr_t *)arguments[0];
 	op.src.at = *(uintptr_t *)arguments[1];
 	op.width = (size_t)*(int *)arguments[2] * f->from_size;

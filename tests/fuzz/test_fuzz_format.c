@@ -4,7 +4,7 @@
  * every run. This is no replacement for fuzzing, which knows what code an input reached, but it
  * runs everywhere and keeps what fuzzing found. To fuzz:
  *
- *	clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -Iinclude -Isrc \
+ *	clang-19 -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -Iinclude -Isrc \
  *		tests/fuzz/fuzz_format.c src/base/{error,text}.c src/sys/os.c \
  *		src/format/{dtype,index,json_write,manifest,pickle,safetensors,scan,words,zip}.c \
  *		-o fuzz && ./fuzz tests/fuzz/corpus

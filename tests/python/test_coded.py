@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Packed models, loaded by everything that loads on the host: the same bits as the originals."""
+"""Packed models, loaded by everything that loads: the same bits as the originals."""
 import os
 import pathlib
 import subprocess
@@ -12,10 +12,11 @@ from safetensors.torch import load_file as their_load_file, save_file
 
 import penstock
 import penstock.safetensors.torch
-from support import assert_same, random_tensor, same
+from support import PACKAGE, assert_same, environment, python, random_tensor, raw, same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("PENSTOCK", ROOT / "build" / "penstock"))
+FAKES = PACKAGE.parent / "tests" / "fakes"
 
 
 def pack(source, target):
@@ -60,15 +61,23 @@ def plain(folder):
     return their_load_file(folder / "plain.safetensors")
 
 
-def test_load_file_gives_the_original(packed, plain):
-    assert_same(penstock.load_file(packed), plain)
+def test_load_file_gives_the_original(packed, plain, device):
+    assert_same(penstock.load_file(packed, device), plain)
+
+
+def test_the_report_tells_what_was_decoded(packed, device):
+    penstock.load_model(packed, device, copy=True)
+    report = penstock.last_report()
+    assert 0 < report.coded_bytes < report.bytes < report.delivered_bytes
+    assert report.device_staging_bytes == 0 and "decoded" in str(report)
+    assert (report.decode_seconds > 0) == (device == "cpu")
 
 
 @pytest.mark.parametrize("options", [
     {"arena": True}, {"copy": True}, {"keys": "b*"}, {"cache": "drop"}, {"memory_limit": 1 << 20},
 ], ids=str)
-def test_load_model_gives_the_original_with_any_options(packed, plain, options):
-    found = penstock.load_model(packed, device="cpu", **options)
+def test_load_model_gives_the_original_with_any_options(packed, plain, options, device):
+    found = penstock.load_model(packed, device=device, **options)
     assert_same(found, {name: plain[name] for name in found})
     assert len(found) == (2 if "keys" in options else len(plain))
 
@@ -79,31 +88,38 @@ def test_load_model_gives_the_original_with_any_options(packed, plain, options):
     ("f16", slice(16383, 16385)), ("e4m3", (slice(None), slice(100, 200))), ("noise", slice(5, 9)),
     ("deep", slice(3, 3)), ("large", slice(3, 1100)), ("large", (slice(None), slice(7, 8))),
 ])
-def test_slices_are_those_of_the_original(packed, plain, name, box):
+def test_slices_are_those_of_the_original(packed, plain, name, box, device):
     for arena in (False, True):
-        found = penstock.load_model(packed, device="cpu", keys=[name, "bias"], slices={name: box},
+        found = penstock.load_model(packed, device=device, keys=[name, "bias"], slices={name: box},
                                     arena=arena)
         assert same(found[name], plain[name][box]) and same(found["bias"], plain["bias"])
-    with penstock.safe_open(packed, "pt") as file:
+    with penstock.safe_open(packed, "pt", device) as file:
         assert same(file.get_slice(name)[box], plain[name][box])
 
 
-def test_tensors_are_loaded_into_those_that_are_there(packed, plain):
-    into = {name: torch.full_like(tensor.float(), 7).to(tensor.dtype)
+def test_tensors_are_loaded_into_those_that_are_there(packed, plain, device):
+    into = {name: torch.full_like(tensor.float(), 7, device=device).to(tensor.dtype)
             for name, tensor in plain.items()}
-    penstock.load_model(packed, device="cpu", into=into)
+    penstock.load_model(packed, device=device, into=into)
     assert_same(into, plain)
 
 
-def test_numbers_are_converted_on_the_way(packed, plain):
-    found = penstock.load_model(packed, device="cpu", keys=["bf16", "f16", "large"],
-                                dtype=torch.float32, slices={"large": slice(3, 1100)})
-    expected = {"bf16": plain["bf16"], "f16": plain["f16"], "large": plain["large"][3:1100]}
-    assert_same(found, {name: tensor.float() for name, tensor in expected.items()})
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_are_converted_on_the_way(packed, plain, dtype, device):
+    names = ["bf16", "f16", "f32", "deep", "bias"]
+    found = penstock.load_model(packed, device=device, keys=names, dtype=dtype)
+    assert_same(found, {name: plain[name].to(dtype) for name in names})
+    found = penstock.load_model(packed, device=device, keys=["deep"], dtype=dtype,
+                                slices={"deep": (slice(1, 6), slice(20, 61), slice(3, 90))})
+    assert same(found["deep"], plain["deep"][1:6, 20:61, 3:90].to(dtype))
+    found = penstock.load_model(packed, device=device, keys=["large"], dtype=dtype,
+                                slices={"large": slice(3, 1100)})
+    assert same(found["large"], plain["large"][3:1100].to(dtype))
 
 
-def test_a_stream_has_every_tensor(packed, plain):
-    found = {name: tensor.clone() for name, tensor in penstock.stream(packed, device="cpu")}
+def test_a_stream_has_every_tensor(packed, plain, device):
+    found = {name: tensor.clone() for name, tensor in
+             penstock.stream(packed, device=device, window=100000)}
     assert_same(found, plain)
 
 
@@ -121,9 +137,9 @@ def test_numpy_gets_the_same(packed, plain):
     assert numpy.array_equal(found["f32"], plain["f32"].numpy())
 
 
-def test_what_was_prefetched_is_used(packed, plain):
-    penstock.prefetch(packed, device="cpu").wait()
-    assert_same(penstock.load_model(packed, device="cpu"), plain)
+def test_what_was_prefetched_is_used(packed, plain, device):
+    penstock.prefetch(packed, device=device).wait()
+    assert_same(penstock.load_model(packed, device=device), plain)
 
 
 def test_a_folder_of_shards_is_one_model(tmp_path):
@@ -142,14 +158,89 @@ def test_bytes_of_a_packed_file_are_refused_not_misread(packed):
         penstock.safetensors.torch.load(packed.read_bytes())
 
 
-def test_damage_is_named(packed, tmp_path):
+def test_damage_is_named(packed, tmp_path, device):
     data = bytearray(packed.read_bytes())
     with their_safe_open(packed, "pt") as file:
         assert file.get_tensor("bf16").dtype == torch.uint8
     data[len(data) // 2] ^= 64
     (tmp_path / "bad.safetensors").write_bytes(data)
     with pytest.raises(penstock.Error, match=r"chunk \d+ of tensor .* checksum"):
-        penstock.load_file(tmp_path / "bad.safetensors")
+        penstock.load_file(tmp_path / "bad.safetensors", device)
+
+
+# ----------------------------------------------------------------------------- the fake driver --
+
+TO_GPU = """
+    import sys, penstock
+    path, folder, ways = sys.argv[1], sys.argv[2], sys.argv[3].split()
+
+    def write(way, arrays):
+        for name, array in arrays:
+            with penstock.File(f"{folder}/{way}-{name}", "w") as file:
+                file.write(array)
+
+    to = {"device": "cuda:0", "framework": "dlpack"}
+    for way in ways:
+        options = dict(keys=["bf16", "deep", "f32"])
+        if way == "slices":
+            options["slices"] = {"bf16": (slice(3, 290), slice(5, 100)), "f32": slice(11, 80)}
+        elif way in ("bf16", "f16", "f32"):
+            options["dtype"] = way
+        if way == "whole":
+            write(way, penstock.load_file(path, **to).items())
+        elif way == "stream":
+            write(way, penstock.stream(path, window=100000, **to))
+        elif way == "prefetch":
+            penstock.prefetch(path, device="cuda:0").wait()
+            write(way, penstock.load_file(path, **to).items())
+        elif way == "open":
+            with penstock.safe_open(path, "dlpack", "cuda:0") as file:
+                write(way, [(name, file.get_tensor(name)) for name in file.keys()])
+        else:
+            write(way, penstock.load_model(path, **options, **to).items())
+    penstock.load_model(path, **to)
+    report = penstock.last_report()
+    print(*[f"{each.path}: {each.reason}" for each in report.refused if each.path == "kernels"],
+          report.decode_seconds > 0, report.coded_bytes > 0)
+    """
+
+
+def on_fake_gpu(packed, folder, ways, fail=""):
+    if not (FAKES / "libcuda.so.1").exists():
+        pytest.skip("no fake driver beside this package")
+    return python(TO_GPU, packed, folder, ways, env=environment(
+        LD_LIBRARY_PATH=str(FAKES), FAKE_CUDA_STRICT="0" if fail else "1",
+        FAKE_CUDA_ABORT_ON_LEAK="1", FAKE_CUDA_FAIL=fail)).stdout
+
+
+def assert_written(folder, way, tensors):
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            assert (folder / f"{way}-{name}").read_bytes() == raw(tensor).numpy().tobytes(), name
+
+
+def test_a_gpu_decodes_by_every_way_without_torch(packed, plain, tmp_path):
+    told = on_fake_gpu(packed, tmp_path, "whole stream prefetch open slices bf16 f16 f32")
+    assert "kernels" not in told and told.split() == ["False", "True"]
+    for way in ("whole", "stream", "prefetch", "open"):
+        assert_written(tmp_path, way, plain)
+    assert_written(tmp_path, "slices", {"bf16": plain["bf16"][3:290, 5:100],
+                                        "f32": plain["f32"][11:80], "deep": plain["deep"]})
+    for way, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16), ("f32", torch.float32)):
+        assert_written(tmp_path, way, {name: plain[name].to(dtype)
+                                       for name in ("bf16", "deep", "f32")})
+
+
+@pytest.mark.parametrize("fail,word", [
+    ("cuModuleLoadData:1+=209", "NO_BINARY"), ("cuModuleGetFunction:8=500", "NOT_FOUND"),
+    ("cuMemHostRegister_v2:1+=2", "pinned"),
+])
+def test_where_a_gpu_cannot_a_core_decodes(packed, plain, tmp_path, fail, word):
+    told = on_fake_gpu(packed, tmp_path, "whole slices f16", fail)
+    assert "kernels" in told and word in told and told.split()[-2:] == ["True", "True"]
+    assert_written(tmp_path, "whole", plain)
+    assert_written(tmp_path, "slices", {"bf16": plain["bf16"][3:290, 5:100]})
+    assert_written(tmp_path, "f16", {"deep": plain["deep"].half()})
 
 
 # -------------------------------------------------------------------- those who do not know it --
@@ -173,9 +264,9 @@ def test_transformers_without_penstock_raises(tiny):
         transformers.AutoModelForCausalLM.from_pretrained(tiny / "packed")
 
 
-def test_from_pretrained_loads_it(tiny):
+def test_from_pretrained_loads_it(tiny, device):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    mine = penstock.from_pretrained(tiny / "packed", device="cpu")
+    mine = penstock.from_pretrained(tiny / "packed", device=device)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny / "plain")
     assert_same(dict(mine.state_dict()), dict(theirs.state_dict()))
 

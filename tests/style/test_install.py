@@ -102,7 +102,7 @@ def test_the_installed_command_runs(root):
     assert '"bytes"' in out
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("compiler", ["gcc", "clang-19"])
 def test_a_program_builds_and_runs_against_it(root, tmp_path, compiler):
     if not shutil.which("pkg-config") or not shutil.which(compiler):
         pytest.skip(f"pkg-config or {compiler} is not installed")

@@ -185,8 +185,8 @@ def test_every_macro_of_the_header_is_compiled():
 
 
 @pytest.mark.parametrize("compiler,standard", [
-    *((compiler, standard) for compiler in ("gcc", "clang") for standard in ("c99", "gnu17")),
-    *((compiler, standard) for compiler in ("g++", "clang++")
+    *((compiler, standard) for compiler in ("gcc", "clang-19") for standard in ("c99", "gnu17")),
+    *((compiler, standard) for compiler in ("g++", "clang++-19")
       for standard in ("c++11", "c++14", "c++17", "c++20")),
 ])
 def test_the_header_stands_alone(compiler, standard):
@@ -337,3 +337,11 @@ def test_every_form_names_a_kernel_that_there_is():
     made = set(re.findall(r"^CONVERT\((\w+),", (ROOT / "src/kernels/convert.cu").read_text(),
                           flags=re.M))
     assert named == made and len(made) == 6
+
+
+def test_every_coding_names_a_kernel_that_there_is():
+    text = (ROOT / "src/base/coding.c").read_text()
+    named = re.findall(r"KERNEL(?:_TO)?\(.*, (\w+)\),", text)
+    made = re.findall(r"^DECODE(?:_TO)?\((\w+),", (ROOT / "src/kernels/decode.cu").read_text(),
+                      flags=re.M)
+    assert named == made and len(set(made)) == 11

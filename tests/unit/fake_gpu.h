@@ -6,7 +6,10 @@
  * it is loaded, so they are set in the environment before the device is opened.
  */
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
+#include "sys/fault.h"
+#include "sys/os.h"
 #include "test.h"
 
 /* Is it our fake that the loader finds? Asked in a child: it must not be loaded here yet. */
@@ -53,6 +56,38 @@ static inline bool fake_gpu_has(const char *kind, unsigned long count)
 	if (!strstr(text, want))
 		fprintf(stderr, "%s wanted: %s", want, text);
 	return strstr(text, want) != NULL;
+}
+
+/*
+ * The driver is kept in the middle of its start, from before the device is opened until it may go
+ * on: what happens meanwhile does not depend on how fast this machine is.
+ */
+static atomic_bool fake_gpu_starts, fake_gpu_may_start;
+
+static inline int fake_gpu_wait_in_start(const char *name)
+{
+	if (!strcmp(name, "cuInit")) {
+		fake_gpu_starts = true;
+		while (!fake_gpu_may_start)
+			os_sleep(1000000);
+	}
+	return 0;
+}
+
+static inline void fake_gpu_hold_start(void)
+{
+	sys_fault_hook = fake_gpu_wait_in_start;
+}
+
+static inline void fake_gpu_await_start(void)
+{
+	while (!fake_gpu_starts)
+		os_sleep(1000000);
+}
+
+static inline void fake_gpu_let_start(void)
+{
+	fake_gpu_may_start = true;
 }
 
 #endif

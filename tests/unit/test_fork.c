@@ -246,20 +246,21 @@ TEST(an_inherited_gpu_is_refused_in_words)
 	pen_device_close(host);
 }
 
-/* The driver takes 300 ms to start; the child is forked in the middle of it. */
+/* The child is forked while the driver is kept in the middle of its start. */
 TEST(a_child_does_not_wait_for_a_start_that_happens_elsewhere)
 {
 	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_INIT_MS", "300", 1);
 	make_file("file", SIZE);
 	CHECK_EQ(pen_device_open("host", &host, &err), 0);
+	fake_gpu_hold_start();
 	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
-	os_sleep(100000000);
+	fake_gpu_await_start();
 	gpu_memory = &err;	/* any address: nothing gets there */
 	/* As on a machine with several nodes, where the driver has to tell which. */
 	gpu->node = NODE_PENDING;
 	CHECK(in_child(use_inherited_gpu));
 	CHECK_EQ(device_node(gpu), NODE_PENDING);
+	fake_gpu_let_start();
 	CHECK_EQ(pen_device_ready(gpu, &err), 0);
 	gpu->node = -1;
 	check_gpu(gpu);

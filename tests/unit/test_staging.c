@@ -185,7 +185,7 @@ TEST(a_job_pins_what_it_may_whatever_the_last_one_left)
 	struct pen_job *job;
 
 	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_INIT_MS", "300", 1);
+	fake_gpu_hold_start();
 	set_up();
 	large.transfer = PEN_AUTO;
 	large.cache = PEN_CACHE_KEEP;
@@ -195,6 +195,7 @@ TEST(a_job_pins_what_it_may_whatever_the_last_one_left)
 	job = start(&large, NULL, SIZE - 4 * MIB, &object);
 	usleep(100000);
 	pen_job_cancel(job);
+	fake_gpu_let_start();
 	CHECK_EQ(finish(job, object), -ECANCELED);
 	open_memory();
 	small.memory_limit = 4 * MIB;
