@@ -161,6 +161,8 @@ static void decode_chunks(const uint8_t *bytes, size_t size, const struct coded 
 
 		MUST(known->first + i < coded->chunk_count && decoded);
 		MUST(at <= size && chunk->bytes <= size - at);
+		/* Loads decode in place. */
+		MUST(chunk->bytes <= planes_plain(known->kind, values));
 		stored = exact(bytes + at, chunk->bytes);
 		fuzz_accepted += planes_decode(known->kind, stored, chunk, values, decoded);
 		free(stored);
