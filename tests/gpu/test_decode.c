@@ -91,7 +91,7 @@ static void make_values(enum planes_kind kind, enum how how, unsigned char *to, 
 
 /* ------------------------------------------------------------------ kernels and their twin -- */
 
-#define VALUES_MOST (300u * PLANES_CHUNK)	/* more than one launch */
+#define VALUES_MOST (245u * PLANES_CHUNK)	/* more than one launch */
 #define MEMORY (VALUES_MOST * 4 + 4096)
 #define STORED (VALUES_MOST * 4)
 #define GUARD 64u
@@ -259,32 +259,33 @@ TEST(more_chunks_than_a_launch_takes_are_decoded)
 	CHECK_EQ(compare(&bench, 0, VALUES_MOST, (struct box){ 0, VALUES_MOST, 1, VALUES_MOST, 0 },
 			 false), 0);
 	/* The verdict counts from the part's first chunk, not from the launch's. */
-	bench.stored[bench.offsets[250] + 20] ^= 1;
+	bench.stored[bench.offsets[242] + 20] ^= 1;
 	CHECK_EQ(compare(&bench, 0, VALUES_MOST, (struct box){ 0, VALUES_MOST, 1, VALUES_MOST, 0 },
-			 true), 7 + 250 + 1);
+			 true), 7 + 242 + 1);
 	tear_down(&bench);
 }
 
 /* Whatever the bytes are, nothing beside the memory is written, and they are told from good. */
 TEST(damaged_and_hostile_chunks_are_told)
 {
+	struct bench bench;
+
+	set_up(&bench);
 	for (unsigned int number = 0; number < CODING_KERNELS; number++)
 		for (int kind = 0; kind < 3; kind++) {
-			struct bench bench;
-			uint64_t guard;
-
-			set_up(&bench);
 			encode(&bench, coding_kernels[number].kind, kind == 1 ? ESCAPES : WEIGHTS,
 			       20000);
 			for (uint64_t i = 0; i < bench.offsets[1]; i++)
 				bench.stored[i] = kind ? 0xff : (unsigned char)chance();
 			CHECK_EQ(compare(&bench, number, 20000,
 					 (struct box){ 0, 20000, 1, 20000, 0 }, true), 8);
-			guard = GUARD;
-			for (uint64_t i = 0; i < guard; i++)
+			for (uint64_t i = 0; i < GUARD; i++)
 				CHECK_EQ(bench.back[i], 0xee);
-			tear_down(&bench);
+			/* A verdict is for good. */
+			device_fence_close(bench.device, &bench.fence);
+			CHECK_PEN(device_fence_open(bench.device, &bench.fence, &err));
 		}
+	tear_down(&bench);
 }
 
 /* ------------------------------------------------------------------------------ whole loads -- */
@@ -298,15 +299,16 @@ struct made {
 	unsigned char *bytes;
 };
 
+/* A box that is cut in all dimensions is as many extents as its first has steps. */
 static struct made mades[] = {
-	{ "bf16", PEN_BF16, PLANES_BF16, WEIGHTS, { 700, 300, 7 }, NULL },
-	{ "f32", PEN_F32, PLANES_F32, WEIGHTS, { 60, 50, 100 }, NULL },
-	{ "f16", PEN_F16, PLANES_F16, WEIGHTS, { 30, 100, 101 }, NULL },
-	{ "e4m3", PEN_F8_E4M3, PLANES_E4M3, WEIGHTS, { 31, 100, 101 }, NULL },
-	{ "e5m2", PEN_F8_E5M2, PLANES_E5M2, WEIGHTS, { 33, 100, 101 }, NULL },
-	{ "noise", PEN_BF16, PLANES_BF16, RANDOM, { 20, 40, 50 }, NULL },
-	{ "zeros", PEN_BF16, PLANES_BF16, ALIKE, { 20, 40, 50 }, NULL },
-	{ "odd", PEN_F32, PLANES_F32, ESCAPES, { 20, 40, 50 }, NULL },
+	{ "bf16", PEN_BF16, PLANES_BF16, WEIGHTS, { 7, 300, 200 }, NULL },
+	{ "f32", PEN_F32, PLANES_F32, WEIGHTS, { 5, 60, 1000 }, NULL },
+	{ "f16", PEN_F16, PLANES_F16, WEIGHTS, { 3, 100, 1010 }, NULL },
+	{ "e4m3", PEN_F8_E4M3, PLANES_E4M3, WEIGHTS, { 3, 1031, 101 }, NULL },
+	{ "e5m2", PEN_F8_E5M2, PLANES_E5M2, WEIGHTS, { 3, 1100, 101 }, NULL },
+	{ "noise", PEN_BF16, PLANES_BF16, RANDOM, { 2, 400, 50 }, NULL },
+	{ "zeros", PEN_BF16, PLANES_BF16, ALIKE, { 2, 400, 50 }, NULL },
+	{ "odd", PEN_F32, PLANES_F32, ESCAPES, { 2, 400, 50 }, NULL },
 	{ "few", PEN_F16, PLANES_F16, FEW, { 1, 1, 7 }, NULL },
 };
 
@@ -449,7 +451,7 @@ static void check_device(const char *name, const int *types, size_t type_count)
 	struct pen_model *model = make_model();
 
 	for (size_t t = 0; t < type_count; t++)
-		for (int round = 0; round < 6; round++) {
+		for (int round = 0; round < 2; round++) {
 			struct pen_options options = PEN_OPTIONS_INIT;
 			struct pen_report report = PEN_REPORT_INIT;
 
@@ -720,6 +722,9 @@ static bool with_kth(unsigned int k, struct pen_model *model)
 		rc = pen_load_start(model, device, placements, 2, &options, &job, &err);
 	if (!rc)
 		rc = pen_job_wait(job, NULL, &err);
+	/* The thread that starts the device must not be asking the hook meanwhile. */
+	if (device)
+		pen_device_ready(device, NULL);
 	sys_fault_hook = NULL;
 	CHECK(!rc || (err.code == rc && err.message[0]));
 	if (!rc) {
