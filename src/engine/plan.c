@@ -573,26 +573,45 @@ static uint64_t between_chunks(const struct flat *flat, uint64_t from, uint64_t 
 	return begin > from ? begin : coding_chunk_end(flat->coding, chunk);
 }
 
+/* Where a request that starts at `from` ends at the latest. Among chunks it may be anywhere, but so
+ * that it is no longer than a unit with the blocks around it: neighbours then make up any number of
+ * units, as others do. */
+static uint64_t latest_end(const struct maker *maker, uint32_t object, uint64_t from, size_t active)
+{
+	uint64_t unit = maker->wishes->unit;
+	uint64_t blocks = 2 * (uint64_t)maker->plan->objects[object]->info.offset_align;
+
+	for (size_t i = 0; i < active; i++) {
+		const struct flat *flat = &maker->flats[maker->active[i]];
+
+		if (flat->coding && flat->offset <= from)
+			return from + (unit > blocks ? unit - blocks : 1);
+	}
+	return (from / unit + 1) * unit;
+}
+
 /* Cut the run [start, end), filled by flats [first, last), into requests. */
 static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t start, uint64_t end)
 {
 	struct plan *plan = maker->plan;
 	uint32_t object = maker->flats[first].object;
-	uint64_t unit = maker->wishes->unit, from = start, to;
+	uint64_t from = start, to;
 	size_t active = 0, next = first;
 	int rc;
 
 	for (; from < end; from = to) {
 		struct plan_request *request;
 
-		to = (from / unit + 1) * unit;
+		while (next < last && maker->flats[next].offset <= from)
+			maker->active[active++] = next++;
+		to = latest_end(maker, object, from, active);
 		if (to > end)
 			to = end;
 		while (next < last && maker->flats[next].offset < to)
 			maker->active[active++] = next++;
 		for (size_t i = 0; i < active; i++)
 			to = between_chunks(&maker->flats[maker->active[i]], from, to);
-		/* A chunk that reaches beyond the multiple may meet others there. */
+		/* A chunk that reaches beyond that may meet others there. */
 		while (next < last && maker->flats[next].offset < to)
 			maker->active[active++] = next++;
 		if (plan->request_count == UINT32_MAX ||

@@ -15,8 +15,8 @@
  *   2. No request crosses a multiple of `unit` of its object. So a lane may merge neighbours into
  *      one larger request at run time, but never has to cut one; and a chunk of at most `unit`
  *      bytes that is read or written whole lies in one request, except where `straight`. Extents
- *      that are coded are cut between their chunks instead, as closely before such a multiple as
- *      can be; a chunk that lies across one is a request of its own.
+ *      that are coded are cut between their chunks instead, wherever these are; with the blocks
+ *      around it such a request is no longer than `unit`.
  *   3. A request of a write has no byte that no copy fills.
  *   4. The copies of a request together move each byte of each extent exactly once.
  */
@@ -53,7 +53,7 @@ struct plan_copy {
 	uint64_t chunk, chunks;	/* of the coding: the first, and how many */
 };
 
-/* The least unit of a plan with coded extents: a chunk fits, and the blocks around it. */
+/* The least unit of a plan with coded extents: a chunk fits, with blocks of up to 32 KiB around. */
 #define PLAN_UNIT_CODED ((uint64_t)128 << 10)
 
 /* Numbers whose form changes, and chunks, begin at the same place in a multiple of this in the
