@@ -11,8 +11,11 @@ On the host nothing has to move: unless a copy is asked for, tensors look into t
 """
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple
 from . import _penstock, _prefetch, _report
 from ._choose import Choice, choose, open_model, renamed, tensors_of, wanted
 from ._dtypes import Dtypes
-from ._error import refuse
+from ._error import Error, refuse
 from ._frameworks import BITS, Adapters, Dlpack, is_floating
 from ._into import Into, resolve
 from ._mapped import Maps, Opened, Unread, fits, open_mapped, span
@@ -235,6 +238,51 @@ def load_plain(model, groups: list[Group], moves: _Moves, label: str) -> dict[st
             group.target.changed(group.into.values())
         found.update(group.tensors() if tensors is None else tensors)
     return found
+
+
+class Begun:
+    """A model of torch tensors on its way to one device. They are there at once, for those who
+    only want to put them somewhere; their bytes are when finish() has returned."""
+
+    def __init__(self, path, device: str, arena: bool, transfer, memory_limit: int | None,
+                 cache: str | None, progress: bool):
+        """Starts at once."""
+        self._moves = _Moves(transfer, memory_limit, progress, cache)
+        self._path = path = model_name(path)
+        target = Adapters("pt", device).all()[0]
+        _prefetch.drop(path, target.device)
+        model = open_model(path)
+        tensors = tensors_of(model)
+        group = Group(model, choose(tensors, list(tensors), None), target, arena)
+        self._device = target.device
+        self._job = group.start(self._moves)
+        self._failure: Error | None = None
+        self.tensors = group.tensors()
+        self._places = sorted(zip(group.where, (size for _, size in group.selection.offsets())))
+
+    def __contains__(self, address: int) -> bool:
+        """Is this an address of one of the tensors?"""
+        at = bisect(self._places, (address, sys.maxsize)) - 1
+        return at >= 0 and address < sum(self._places[at])
+
+    def finish(self) -> None:
+        """Until all bytes have come; raises what went wrong, and the same again."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._moves.wait(self._job, _label(self._path))
+        except Error as error:
+            if error.errno != errno.ESTALE:
+                self._failure = error
+                raise
+            load_model(self._path, self._device, into=self.tensors)
+            return
+        self._moves.reports[-1]["device"] = self._device
+        self._moves.keep_report(self._device)
+
+    def cancel(self) -> None:
+        """Nobody wants them any more."""
+        self._job.cancel()
 
 
 class _Conversion:

@@ -207,6 +207,11 @@ def prefetch(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     return found
 
 
+def under_way(path, device: str) -> bool:
+    """Was a load of this path to this device begun?"""
+    return bool(_begun) and _key(path, device) in _begun
+
+
 def take(path, device: str) -> Prefetch | None:
     """What was begun for this path and device, for a load to finish; once."""
     if not _begun:

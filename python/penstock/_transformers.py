@@ -15,10 +15,12 @@ Three things make it so:
    it. So no device_map is needed, whose loader would first reserve the size of the whole model a
    second time on the GPU, and neither is accelerate. What transformers makes itself, buffers and
    missing weights, is on the host and moves at the end.
-2. The names in the state dict come from the headers, and a tensor is waited for when it is put
-   into place. The bytes travel while transformers builds the skeleton on the meta device and finds
-   out which name goes where, and while torch and transformers are imported: prefetch() comes
-   first, and the load joins it. Threads of transformers wait for it, until it is cancelled.
+2. The names in the state dict come from the headers. The bytes travel while transformers builds the
+   skeleton on the meta device and finds out which name goes where, and while torch and transformers
+   are imported: prefetch() comes first, and the load joins it when a tensor is to be put into
+   place. Where torch has started CUDA already, the tensors are there before their bytes: they are
+   put into place meanwhile, and whoever does more with one than to ask for its shape waits for all.
+   Threads of transformers wait for a load, until it is cancelled.
 3. Where the model wants another dtype than the file has, the load converts, if one dtype holds for
    all of the model. Where transformers makes new tensors out of those of the file (experts merged
    into one, or a cast that keeps some weights in float32), each tensor has an allocation of its own
@@ -34,6 +36,7 @@ import gc
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
+    from ._load import Begun
     from ._prefetch import Prefetch
     from ._report import Report
 
@@ -89,6 +93,11 @@ _FIELDS = {"architectures": list, "auto_map": dict, "dtype": (str, dict), "id2la
 _EXPERTS = re.compile(r"\.experts\.\d+\.")
 
 
+# What torch is asked for that has nothing to do with the bytes of a tensor.
+_OUTSIDE = frozenset(("_set_grad_enabled", "device", "dtype", "grad_fn", "is_floating_point",
+                      "is_meta", "layout", "ndim", "requires_grad", "shape"))
+
+
 class _Landed:
     """A tensor where it arrives, as transformers' loader sees it: castable, but not movable."""
 
@@ -98,35 +107,71 @@ class _Landed:
         self._weights, self._name = weights, name
 
     def __getitem__(self, index: Any) -> Any:
-        return self if index is Ellipsis else self._weights.tensors()[self._name][index]
+        return self if index is Ellipsis else self._weights.arrived()[self._name][index]
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor where it is, in `dtype`. To be asked once: the source goes when it is cast."""
         tensor = self._weights.tensors().pop(self._name)
-        return tensor if dtype is None else tensor.to(dtype=dtype)
+        if dtype is None or dtype == tensor.dtype:
+            return tensor
+        self._weights.arrived()
+        return tensor.to(dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._weights.tensors()[self._name], name)
+        weights = self._weights
+        found = weights.tensors() if name in _OUTSIDE else weights.arrived()
+        return getattr(found[self._name], name)
 
 
 class _Weights(Mapping):
     """The state dict for transformers: the load happens, or is joined, when a tensor is wanted."""
 
-    def __init__(self, load: Callable[[], dict[str, torch.Tensor]], names: list[str] | None):
-        """`names`: those that will come; None: the load tells."""
-        self._load, self._names = load, names
+    def __init__(self, load: _Load, run: Callable[[], dict[str, torch.Tensor]]):
+        """`run` gives the tensors, with all their bytes, where `load` has not made them."""
+        self._load, self._run = load, run
+        self._names = load.names()
         self._lock = threading.Lock()
         self._tensors: dict[str, torch.Tensor] | None = None
         #: What the load did, in whichever thread.
         self.report: Report | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that were not taken yet, complete."""
+        """Those that were not taken yet; their bytes may be on the way."""
         with self._lock:
             if self._tensors is None:
-                self._tensors = self._load()
-                self.report = last_report()
+                begun = self._load.begun
+                self._tensors = self._run() if begun is None else dict(begun.tensors)
+                if begun is None:
+                    self.report = last_report()
         return self._tensors
+
+    def arrived(self) -> dict[str, torch.Tensor]:
+        """The same, with all their bytes."""
+        tensors = self.tensors()
+        with self._lock:
+            if self.report is None:
+                self._load.begun.finish()
+                self.report = last_report()
+        return tensors
+
+    def wanted(self) -> bool:
+        """Has anybody asked for a tensor?"""
+        return self._tensors is not None
+
+    def on_the_way(self) -> bool:
+        """Are there tensors whose bytes may not have come?"""
+        return self._tensors is not None and self.report is None
+
+    def arrive_for(self, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Before torch does something with these arguments: if they hold one of the tensors, the
+        bytes of all have to be there."""
+        from torch import Tensor
+        from torch.utils._pytree import tree_leaves
+
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.data_ptr() in self._load.begun:
+                self.arrived()
+                return
 
     def _known(self) -> list[str]:
         if self._names is None:
@@ -493,24 +538,37 @@ class _Load:
         self.merges = any(_EXPERTS.search(name) for name in tensors)
         self._tensors = tensors
         self.job: Prefetch | None = None
+        #: The tensors, their bytes on the way; None: they come all at once, from run().
+        self.begun: Begun | None = None
         self._cancelled = False
 
     def begin(self) -> None:
-        """Let the bytes travel, where run() can join: with default settings, into one arena or
-        the page cache."""
+        """Let the bytes travel: where torch can give their memory at once, to tensors; else where
+        run() can join, with default settings, into one arena or the page cache."""
+        from penstock import prefetch
+
+        from ._prefetch import under_way
+
         plain = self.options["transfer"] == "auto" and self.options["memory_limit"] is None \
             and self.options["cache"] != "drop"
-        one_arena = self.arena is not False and not self.converts and not self.merges
-        if plain and not self.options["copy"] and (self.maps or one_arena):
-            from penstock import prefetch
+        as_they_are = not self.converts and not self.merges
+        if as_they_are and not self.maps and _torch_has(self.device) \
+                and not under_way(self.source, self.device):
+            from ._load import Begun
 
+            options = {name: value for name, value in self.options.items() if name != "copy"}
+            with suppress(OSError):     # which run() meets again, and tells
+                self.begun = Begun(self.source, self.device, self.arena is not False, **options)
+        elif plain and not self.options["copy"] and (
+                self.maps or as_they_are and self.arena is not False):
             self.job = prefetch(self.source, self.device, cache=self.options["cache"])
 
     def names(self) -> list[str] | None:
         """What will come, where run() may be called by any thread; None: it may not, or nobody
         knows. Who waits in another thread than the main one cannot be interrupted, only
         cancelled."""
-        return list(self._tensors) if self.job is not None and self._tensors else None
+        under_way = self.job is not None or self.begun is not None
+        return list(self._tensors) if under_way and self._tensors else None
 
     def run(self, cls: Any, config: Any, dtype: Any) -> dict[str, torch.Tensor]:
         """The tensors, in the one dtype that the model has, if it has one."""
@@ -529,13 +587,21 @@ class _Load:
     def cancel(self) -> None:
         """Nobody will want the tensors."""
         self._cancelled = True
-        if self.job is not None:
-            self.job.cancel()
+        for each in (self.job, self.begun):
+            if each is not None:
+                each.cancel()
 
 
-def _no_filling() -> Any:
+def _torch_has(device: str) -> bool:
+    """Can torch give memory of a device without starting anything first?"""
+    torch = sys.modules.get("torch")
+    return torch is not None and (device == "host" or torch.cuda.is_initialized())
+
+
+def _watched(weights: _Weights) -> Any:
     """A block in which tensors without bytes are not filled with random numbers, which torch takes
-    its time for. Those that have bytes are: the weights that a checkpoint lacks."""
+    its time for. Those that have bytes are: the weights that a checkpoint lacks. And nothing is
+    made out of the weights before their bytes have come."""
     import torch
     from torch.nn import init
 
@@ -544,16 +610,23 @@ def _no_filling() -> Any:
                                               "xavier_normal_", "kaiming_uniform_",
                                               "kaiming_normal_")}
 
-    class NoFilling(torch.overrides.TorchFunctionMode):
+    def is_outside(function: Any) -> bool:
+        getter = getattr(function, "__self__", None)
+        return getattr(getter if function.__name__ == "__get__" else function,
+                       "__name__", None) in _OUTSIDE
+
+    class Watched(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (),
                                kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             tensor = args[0] if args else kwargs.get("tensor")
             if function in fills and tensor.is_meta:
                 return tensor
+            if weights.on_the_way() and not is_outside(function):
+                weights.arrive_for(args, kwargs)
             return function(*args, **kwargs)
 
-    return NoFilling()
+    return Watched()
 
 
 class _NoSearchForGarbage:
@@ -595,18 +668,19 @@ def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
     cls, config = _concrete(cls, config, folder, trust)
     wants_info = kwargs.pop("output_loading_info", False)
     ignore = kwargs.pop("ignore_mismatched_sizes", False)
-    weights = _Weights(lambda: load.run(cls, config, dtype), load.names())
+    weights = _Weights(load, lambda: load.run(cls, config, dtype))
     # A default device of the caller's would be taken for a device_map.
     host = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
-    with host, _no_filling():
+    with host, _watched(weights):
         model, info = cls.from_pretrained(None, config=config, state_dict=weights, dtype=dtype,
                                           ignore_mismatched_sizes=True, output_loading_info=True,
                                           **kwargs)
-    _check_shapes(info, ignore)
-    if weights.report is None:
-        load.cancel()                   # the model has none of these names
-    else:
+    if weights.wanted():
+        weights.arrived()
         _report.keep_other(weights.report)
+    else:
+        load.cancel()                   # the model has none of these names
+    _check_shapes(info, ignore)
     if load.device != "host":
         model.to(load.device)
         if load.converts or load.merges:

@@ -248,12 +248,103 @@ static void decode_symbols(const uint8_t *stored, const struct planes_parts *par
 	two_bits(stored + parts->a, count, s, (struct escapes){ b.at, escapes[0] }, symbols->at);
 }
 
-/* One plane of 2 bits of symbols; those that escape are left in `deeper`. */
-static void put_two_bits(const uint8_t *symbols, uint32_t count, const uint8_t code_of[256],
+/* The codes in one plane; where a symbol is there twice, being 0, the first counts. */
+static void codes_of(const uint8_t *s, unsigned int count, uint8_t code_of[256])
+{
+	memset(code_of, (int)count, 256);
+	for (unsigned int i = count; i-- > 0;)
+		code_of[s[i]] = (uint8_t)i;
+}
+
+#ifdef PLANES_VECTOR
+
+/* Of four values those that escape, by a bit each, two apart: their numbers, and how many. */
+static const struct {
+	uint32_t numbers, count;
+} together[0x56] = {
+	[0x01] = { 0x00, 1 }, [0x04] = { 0x01, 1 }, [0x05] = { 0x0100, 2 }, [0x10] = { 0x02, 1 },
+	[0x11] = { 0x0200, 2 }, [0x14] = { 0x0201, 2 }, [0x15] = { 0x020100, 3 },
+	[0x40] = { 0x03, 1 }, [0x41] = { 0x0300, 2 }, [0x44] = { 0x0301, 2 },
+	[0x45] = { 0x030100, 3 }, [0x50] = { 0x0302, 2 }, [0x51] = { 0x030200, 3 },
+	[0x54] = { 0x030201, 3 }, [0x55] = { 0x03020100, 4 },
+};
+
+/* Leaves the escapes among VECTOR values, whose codes are `word`, in `deeper`; returns its end. */
+static inline uint8_t *put_escapes(const uint8_t *symbols, uint32_t word, uint8_t *deeper)
+{
+	uint32_t escapes = word & word >> 1 & 0x55555555;
+
+	for (unsigned int i = 0; i < VECTOR; i += 8, escapes >>= 16) {
+		uint32_t low = escapes & 0xff, high = escapes >> 8 & 0xff;
+		uint64_t order = (uint64_t)(together[high].numbers + 0x04040404) << 32 |
+				 together[low].numbers;
+#ifdef __aarch64__
+		uint32x2_t moved = vreinterpret_u32_u8(vtbl1_u8(vld1_u8(symbols + i),
+								vcreate_u8(order)));
+
+		*(any_u32 *)deeper = vget_lane_u32(moved, 0);
+		deeper += together[low].count;
+		*(any_u32 *)deeper = vget_lane_u32(moved, 1);
+#else
+		__m128i moved = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)(symbols + i)),
+						 _mm_cvtsi64_si128((long long)order));
+
+		*(any_u32 *)deeper = (uint32_t)_mm_extract_epi32(moved, 0);
+		deeper += together[low].count;
+		*(any_u32 *)deeper = (uint32_t)_mm_extract_epi32(moved, 1);
+#endif
+		deeper += together[high].count;
+	}
+	return deeper;
+}
+
+/* The codes of VECTOR symbols, as they lie in a plane. */
+static inline uint32_t codes_at(const uint8_t *symbols, const uint8_t s[3])
+{
+#ifdef __aarch64__
+	static const int8_t places[16] = { 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6 };
+	uint8x16_t these = vld1q_u8(symbols), codes;
+
+	codes = vbslq_u8(vceqq_u8(these, vdupq_n_u8(s[2])), vdupq_n_u8(2), vdupq_n_u8(3));
+	codes = vbslq_u8(vceqq_u8(these, vdupq_n_u8(s[1])), vdupq_n_u8(1), codes);
+	codes = vbicq_u8(codes, vceqq_u8(these, vdupq_n_u8(s[0])));
+	codes = vshlq_u8(codes, vld1q_s8(places));
+	codes = vpaddq_u8(codes, codes);
+	codes = vpaddq_u8(codes, codes);
+	return vgetq_lane_u32(vreinterpretq_u32_u8(codes), 0);
+#else
+	__m128i these = _mm_loadu_si128((const __m128i *)symbols), codes, bytes;
+
+	codes = _mm_blendv_epi8(_mm_set1_epi8(3), _mm_set1_epi8(2),
+				_mm_cmpeq_epi8(these, _mm_set1_epi8((char)s[2])));
+	codes = _mm_blendv_epi8(codes, _mm_set1_epi8(1),
+				_mm_cmpeq_epi8(these, _mm_set1_epi8((char)s[1])));
+	codes = _mm_andnot_si128(_mm_cmpeq_epi8(these, _mm_set1_epi8((char)s[0])), codes);
+	bytes = _mm_madd_epi16(_mm_maddubs_epi16(codes, _mm_set1_epi16(0x0401)),
+			       _mm_set1_epi32(0x00100001));
+	bytes = _mm_shuffle_epi8(bytes, _mm_set1_epi32(0x0c080400));
+	return (uint32_t)_mm_cvtsi128_si32(bytes);
+#endif
+}
+
+#endif
+
+/* One plane of 2 bits, all zeros before, of symbols; those that escape are left in `deeper`. */
+static void put_two_bits(const uint8_t *symbols, uint32_t count, const uint8_t s[3],
 			 uint8_t *plane, uint8_t *deeper)
 {
+	uint8_t code_of[256];
 	uint32_t i = 0;
 
+#ifdef PLANES_VECTOR
+	for (; i + VECTOR <= count; i += VECTOR) {
+		uint32_t word = codes_at(symbols + i, s);
+
+		*(any_u32 *)(plane + i / 4) = word;
+		deeper = put_escapes(symbols + i, word, deeper);
+	}
+#endif
+	codes_of(s, 3, code_of);
 	for (; i + 4 <= count; i += 4) {
 		unsigned int byte = 0;
 
@@ -294,6 +385,28 @@ static inline uint16_t join_bf16(uint8_t symbol, uint8_t rest)
 	return (uint16_t)((rest & 0x80) << 8 | symbol << 7 | (rest & 0x7f));
 }
 
+/* All of BF16. Byte by byte, so that more of them fit into a vector. */
+static void join_all_bf16(const uint8_t *restrict symbols, const uint8_t *restrict rest,
+			  size_t count, uint8_t *restrict bytes)
+{
+	size_t i = 0;
+
+#if defined(PLANES_VECTOR) && defined(__aarch64__)
+	/* Compilers make four vectors of what can be two: shift, and insert into the rest. */
+	for (; i + VECTOR <= count; i += VECTOR) {
+		uint8x16_t symbol = vld1q_u8(symbols + i), other = vld1q_u8(rest + i);
+		uint8x16_t low = vsliq_n_u8(other, symbol, 7), high = vsriq_n_u8(other, symbol, 1);
+
+		vst1q_u8(bytes + 2 * i, vzip1q_u8(low, high));
+		vst1q_u8(bytes + 2 * i + VECTOR, vzip2q_u8(low, high));
+	}
+#endif
+	for (; i < count; i++) {
+		bytes[2 * i] = (uint8_t)(symbols[i] << 7 | (rest[i] & 0x7f));
+		bytes[2 * i + 1] = (uint8_t)((rest[i] & 0x80) | symbols[i] >> 1);
+	}
+}
+
 static void join(enum planes_kind kind, const uint8_t *restrict symbols, const uint8_t *stored,
 		 const uint32_t rest[PLANES_RESTS], uint32_t count, void *values)
 {
@@ -307,11 +420,7 @@ static void join(enum planes_kind kind, const uint8_t *restrict symbols, const u
 
 	switch (kind) {
 	case PLANES_BF16:
-		/* As join_bf16(), byte by byte: so more of them fit into a vector. */
-		for (size_t i = 0; i < count; i++) {
-			bytes[2 * i] = (uint8_t)(symbols[i] << 7 | (first[i] & 0x7f));
-			bytes[2 * i + 1] = (uint8_t)((first[i] & 0x80) | symbols[i] >> 1);
-		}
+		join_all_bf16(symbols, first, count, bytes);
 		break;
 	case PLANES_F32:
 		for (uint32_t i = 0; i < count; i++)
@@ -432,9 +541,12 @@ static void count_symbols(const uint8_t *symbols, uint32_t count, uint32_t often
 	uint32_t part[4][256] = { 0 };
 	uint32_t i = 0;
 
-	for (; i + 4 <= count; i += 4)
+	for (; i + 4 <= count; i += 4) {
+		uint32_t four = *(const any_u32 *)(symbols + i);
+
 		for (unsigned int k = 0; k < 4; k++)
-			part[k][symbols[i + k]]++;
+			part[k][four >> 8 * k & 0xff]++;
+	}
 	for (; i < count; i++)
 		part[0][symbols[i]]++;
 	for (unsigned int k = 0; k < 256; k++)
@@ -445,26 +557,24 @@ static void count_symbols(const uint8_t *symbols, uint32_t count, uint32_t often
 static void choose_symbols(uint32_t often[256], uint32_t count, uint8_t s[PLANES_SYMBOLS],
 			   uint16_t escapes[3])
 {
+	uint8_t there[256];
+	unsigned int there_count = 0;
+
+	for (unsigned int k = 0; k < 256; k++)
+		if (often[k])
+			there[there_count++] = (uint8_t)k;
 	for (unsigned int i = 0; i < PLANES_SYMBOLS; i++) {
 		unsigned int best = 0;
 
-		for (unsigned int k = 1; k < 256; k++)
-			if (often[k] > often[best])
-				best = k;
+		for (unsigned int k = 0; k < there_count; k++)
+			if (often[there[k]] > often[best])
+				best = there[k];
 		s[i] = often[best] ? (uint8_t)best : 0;
 		count -= often[best];
 		often[best] = 0;
 		if (i == 2 || i == 5 || i == PLANES_SYMBOLS - 1)
 			escapes[i / 3 < 3 ? i / 3 : 2] = (uint16_t)count;
 	}
-}
-
-/* The codes in one plane; where a symbol is there twice, being 0, the first counts. */
-static void codes_of(const uint8_t *s, unsigned int count, uint8_t code_of[256])
-{
-	memset(code_of, (int)count, 256);
-	for (unsigned int i = count; i-- > 0;)
-		code_of[s[i]] = (uint8_t)i;
 }
 
 static void encode(enum planes_kind kind, const void *values, uint32_t count, void *stored,
@@ -493,10 +603,8 @@ static void encode(enum planes_kind kind, const void *values, uint32_t count, vo
 	memset(to, 0, parts.end);
 	memcpy(to, s, sizeof(s));
 	take_rest(kind, values, count, to, parts.rest);
-	codes_of(s, 3, code_of);
-	put_two_bits(a.at, count, code_of, to + parts.a, b.at);
-	codes_of(s + 3, 3, code_of);
-	put_two_bits(b.at, chunk->escapes[0], code_of, to + parts.b, c.at);
+	put_two_bits(a.at, count, s, to + parts.a, b.at);
+	put_two_bits(b.at, chunk->escapes[0], s + 3, to + parts.b, c.at);
 	codes_of(s + 6, 7, code_of);
 	put_three_bits(c.at, chunk->escapes[1], code_of, to + parts.c, to + parts.d);
 }

@@ -5,6 +5,7 @@ The models are tiny and random, one of each kind that loads in its own way: tied
 base-model prefix, experts that are merged, computed buffers, weights kept in float32, an encoder.
 """
 import copy
+import errno
 import gc
 import io
 import json
@@ -133,15 +134,24 @@ def models(tmp_path_factory):
 def loads(monkeypatch):
     """The arguments and the addresses of every load of tensors."""
     seen = []
-    load = penstock._load.load_model
+    load, begin = penstock._load.load_model, penstock._load.Begun
+
+    def record(tensors, path, device, **options):
+        seen.append({"path": path, "device": device, **options,
+                     "addresses": {name: each.data_ptr() for name, each in tensors.items()}})
 
     def recorded(path, device, **options):
         tensors = load(path, device, **options)
-        seen.append({"path": path, "device": device, **options,
-                     "addresses": {name: each.data_ptr() for name, each in tensors.items()}})
+        record(tensors, path, device, **options)
         return tensors
 
+    class Recorded(begin):
+        def __init__(self, path, device, arena, **options):
+            super().__init__(path, device, arena, **options)
+            record(self.tensors, path, device, arena=arena, **options)
+
     monkeypatch.setattr(penstock._load, "load_model", recorded)
+    monkeypatch.setattr(penstock._load, "Begun", Recorded)
     return seen
 
 
@@ -300,7 +310,7 @@ def test_no_second_copy_when_converted(models, loads, name, device):
 def test_single_allocations_where_tensors_are_used_up(models, loads):
     penstock.from_pretrained(models("qwen2"), copy=True)
     penstock.from_pretrained(models("mixtral"), copy=True)
-    assert [load["arena"] for load in loads] == [None, False]
+    assert [load["arena"] for load in loads] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mixtral"])
@@ -832,9 +842,74 @@ def test_a_prefetch_into_memory_is_waited_for(models, monkeypatch):
     waited = []
     wait = penstock.Prefetch.wait
     monkeypatch.setattr(penstock.Prefetch, "wait", lambda self: waited.append(1) or wait(self))
+    monkeypatch.setattr(penstock._transformers, "_torch_has", lambda device: False)
     mine = penstock.from_pretrained(models("qwen2"), arena=True)
     assert len(waited) == 1
     assert_same_model(mine, theirs(models("qwen2")))
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """How many parameters have been put into their places when the bytes of a load are waited for;
+    one number for each load."""
+    from transformers import core_model_loading
+
+    placed, seen = [], []
+    place, finish = core_model_loading.set_param_for_module, penstock._load.Begun.finish
+    monkeypatch.setattr(core_model_loading, "set_param_for_module",
+                        lambda *args, **options: placed.append(1) or place(*args, **options))
+    monkeypatch.setattr(penstock._load.Begun, "finish",
+                        lambda self: seen.append(len(placed)) or finish(self))
+    return seen
+
+
+def test_weights_are_put_into_place_while_their_bytes_travel(models, finished):
+    mine = penstock.from_pretrained(models("qwen2"), copy=True)
+    assert finished == [len(list(mine.parameters()))]
+    assert_same_model(mine, theirs(models("qwen2")))
+
+
+def test_what_is_made_out_of_weights_waits_for_their_bytes(models, finished, monkeypatch):
+    """A loader of transformers' that looks at what it is given."""
+    from transformers import core_model_loading
+
+    place, sums = core_model_loading.set_param_for_module, []
+    monkeypatch.setattr(core_model_loading, "set_param_for_module",
+                        lambda model, name, value, *args, **options: sums.append(
+                            (name, value.shape, float(torch.sum(value))))
+                        or place(model, name, value, *args, **options))
+    mine = penstock.from_pretrained(models("qwen2"), copy=True)
+    assert finished == [0] and len(sums) == len(list(mine.parameters()))
+    parameters = dict(mine.named_parameters())
+    assert all(total == float(parameters[name].sum()) for name, _, total in sums)
+
+
+def test_a_file_that_changes_meanwhile_is_read_again(models, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(models("qwen2"), folder)
+    expected = theirs(folder)
+    wait = penstock._load._Moves.wait
+    stale = [penstock._error.from_engine(-errno.ESTALE, "system", 0, "read", str(folder), -1,
+                                         "it was changed", "")]
+
+    def once(self, job, label):
+        wait(self, job, label)
+        if stale:
+            raise stale.pop()
+
+    monkeypatch.setattr(penstock._load._Moves, "wait", once)
+    assert_same_model(penstock.from_pretrained(folder, copy=True), expected)
+    assert not stale
+
+
+def test_failure_cancels_what_was_begun(models, monkeypatch):
+    cancelled = []
+    cancel = penstock._load.Begun.cancel
+    monkeypatch.setattr(penstock._load.Begun, "cancel",
+                        lambda self: cancelled.append(1) or cancel(self))
+    with pytest.raises(ValueError):
+        penstock.from_pretrained(models("qwen2"), auto_class="AutoModelForSpeechSeq2Seq", copy=True)
+    assert cancelled == [1]
 
 
 def test_who_waits_for_the_bytes_stops_when_nobody_wants_them(models, loads):
