@@ -1396,6 +1396,9 @@ static PyObject *escape(PyObject *module, PyObject *bytes)
 }
 
 static PyMethodDef functions[] = {
+	{ "ask_by_type", ask_by_type, METH_O,
+	  "ask_by_type(function) -> the same function of one thing, which is asked once about each "
+	  "type that it answers with None." },
 	{ "escape", escape, METH_O, "escape(bytes) -> str, with nothing a terminal would obey." },
 	{ "stop_all", stop_all, METH_NOARGS, "Stop every job and save that nobody waits for." },
 	{ "map_file", map_file, METH_VARARGS,

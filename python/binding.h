@@ -173,6 +173,9 @@ int torch_start_load(struct pen_torch *const *files, size_t file_count, struct d
 bool torch_pack_init(PyObject *module);
 PyObject *torch_pack(PyObject *module, PyObject *args, PyObject *kwargs);
 
+/* pickling.c: a function of the module. */
+PyObject *ask_by_type(PyObject *module, PyObject *function);
+
 /* checkpoints.c: adds Checkpoints to the module, and a function of it. */
 bool checkpoints_init(PyObject *module);
 PyObject *checkpoints_open(PyObject *module, PyObject *args);

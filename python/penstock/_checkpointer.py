@@ -10,8 +10,9 @@ Invariants
   1. One save is under way at a time: from begin() of its step to commit() or abandon().
   2. The ranks' group is used by one thread at a time: by that of a save under way, or, when there
      is none, by the caller.
-  3. After begin() every rank takes part in one gathering of outcomes, however its own save went:
-     who stays away would be waited for.
+  3. Who stays away is waited for: so every rank takes part in each gathering of outcomes, however
+     its own part went. What stops the caller, Ctrl-C too, does not stop the thread, which tells the
+     others.
   4. The thread is no daemon: the interpreter waits for it before it ends. What ends the process
      otherwise leaves a step without a manifest, which does not exist.
 """
@@ -27,7 +28,8 @@ import threading
 import time
 import warnings
 import weakref
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import _penstock, _report
@@ -41,6 +43,8 @@ from ._state import Filling, plain
 _SNAPSHOTS = ("host", "device")
 #: Two requests of the smallest piece that has a digest.
 _LEAST_MEMORY = 128 << 10
+#: Seconds; torch.distributed cannot count for ever.
+_LONGEST = 10**9
 #: How the folder of a step is called, and what makes it one.
 _STEP, _MANIFEST = re.compile("step-([0-9]{8}|[1-9][0-9]{8,})"), "manifest.json"
 #: Errors of files that are not what they were.
@@ -126,18 +130,35 @@ class _Save:
         #: What went wrong; `told`: the caller knows.
         self.failure: BaseException | None = None
         self.told = False
-        self.over = threading.Event()
+        #: The ranks have agreed on it, or failed to; the caller has done its part; all is done.
+        self.answered, self.ready, self.over = (threading.Event() for _ in range(3))
+        self._thread: threading.Thread | None = None
 
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
-    def start(self, run: Any) -> None:
-        """Have a thread see to the rest."""
+    def fail(self, error: BaseException) -> None:
+        """The caller knows of it, and the first reason is the one that counts."""
+        self.failure, self.told = self.failure or error, True
+        self.report.error = words(self.failure)
+
+    def start(self, run: Any) -> bool:
+        """Have a thread see to it; False where none is to be had, as when the interpreter is about
+        to end."""
         name = f"penstock-checkpoint-{self.report.step}"
+        thread = threading.Thread(target=run, args=(self,), name=name, daemon=False)
         try:
-            threading.Thread(target=run, args=(self,), name=name, daemon=False).start()
+            thread.start()
         except RuntimeError:
-            run(self)       # no thread is to be had, or the interpreter is about to end
+            return False
+        self._thread = thread
+        return True
+
+    def wait(self) -> None:
+        """Until all is done; also where Ctrl-C came before the thread could begin."""
+        while not self.over.wait(0.2):
+            if self._thread is None or not self._thread.is_alive():
+                return
 
     def stop(self) -> None:
         """Nobody wants the bytes any more."""
@@ -244,12 +265,13 @@ class Checkpointer:
             raise refuse("use", "memory_limit", f"a save does not go through {memory_limit} bytes",
                          f"Allow at least {_LEAST_MEMORY}")
         self._transfer_given = transfer
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST:
+            raise refuse("use", "timeout", f"{timeout!r} is no number of seconds above 0",
+                         f"Give {_LONGEST} at most")
         self._keep = None if keep is None else _number("keep", keep, 1, 2**32 - 1)
         self._snapshot, self._verify, self._read_only = snapshot, verify, read_only
         self._process = os.getpid()
-        self._lock = threading.RLock()
+        self._lock, self._called = threading.RLock(), False
         self._under_way: _Save | None = None
         self._report: CheckpointReport | None = None
         self._granted = 0
@@ -267,8 +289,17 @@ class Checkpointer:
                 mine[0].sweep()
 
         self._ranks.by_first(first)
-        if not mine:
-            mine.append(_penstock.checkpoints_open(name, not self._read_only, self._ranks.rank))
+        failure = None
+        try:
+            if not mine:
+                mine.append(_penstock.checkpoints_open(name, not self._read_only,
+                                                       self._ranks.rank))
+        except Exception as error:
+            failure = error
+        for rank, (problem, _) in enumerate(self._ranks.gather(_outcome(failure))):
+            if problem:
+                raise failure or refuse("open", name, f"rank {rank} cannot: {problem}",
+                                        code=errno.ECANCELED)
         if mine[0].warning:
             warnings.warn(mine[0].warning, stacklevel=3)
         return mine[0]
@@ -277,6 +308,22 @@ class Checkpointer:
         if os.getpid() != self._process:
             raise refuse("use", "the Checkpointer", "it is that of the process which forked this "
                          "one", "Make one in the process that saves", errno.ECHILD)
+
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """One at a time. A second one of the same thread, from a signal handler or a state_dict(),
+        would wait for the first, which waits for it."""
+        self._check()
+        with self._lock:
+            if self._called:
+                raise refuse("use", "the Checkpointer", "a call of this thread is not done yet",
+                             "Have a signal handler set a flag, and save where the training sees "
+                             "it", errno.EDEADLK)
+            self._called = True
+            try:
+                yield
+            finally:
+                self._called = False
 
     # --------------------------------------------------------------------------------- saving --
 
@@ -293,45 +340,62 @@ class Checkpointer:
         ``overwrite=True``: then it stays until the new one is whole. ``user`` is a dict of plain
         values for the manifest, see show().
         """
+        from ._torch_save import without_collections
+
         started = time.perf_counter()
-        self._check()
         if self._read_only:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
-        with self._lock:
+        with self._one_call():
             self._wait()
             self._raise_failure()
             report = self._report = CheckpointReport("save", step)
             save = _Save(report, started)
             report.waited_seconds = save.seconds()
-            self._begin(save, state, overwrite, user)
+            with without_collections():
+                self._begin(save, state, overwrite, user)
             return report
 
     def _begin(self, save: _Save, state: Any, overwrite: bool,
                user: dict[str, Any] | None) -> None:
         """From the call to the moment when the state may change. What one rank was given and
         cannot use is for all to hear, too: they wait for it."""
-        report = save.report
+        report, content, placed, in_thread = save.report, b"", [], True
+
+        def agree() -> None:
+            self._try_to_agree(save, overwrite)
+
+        def run(save: _Save) -> None:
+            agree()
+            save.ready.wait()
+            self._finish(save)
+
         try:
-            content, placed, failure = b"", [], None
             try:
                 report.step = _step_number(report.step)
                 save.user = _values(user)
                 content, placed = self._collect(save, state)
-            except Exception as error:
-                failure = error
-            self._agree(save, overwrite, failure)
+            except BaseException as error:
+                save.fail(error)
+                raise
+            finally:
+                self._under_way = save
+                in_thread = save.start(run)
+                if not in_thread:
+                    agree()
+            save.answered.wait()
+            if save.failure is not None:
+                raise save.failure
             self._gather(save, content, placed)
         except BaseException as error:
             # The others hear of it, and nothing of this step stays.
-            save.failure, save.told = error, True
-            report.error = words(error)
+            save.fail(error)
             save.stop()
             raise
         finally:
+            save.ready.set()
             report.stall_seconds = save.seconds()
-            if save.agreed:
-                self._under_way = save
-                save.start(self._complete)
+            if not in_thread:
+                self._finish(save)
 
     def _collect(self, save: _Save, state: Any) -> tuple[bytes, list[tuple[Any, str]]]:
         """The pickle, and storages to be saved: those of the state, or copies of them."""
@@ -339,18 +403,24 @@ class Checkpointer:
 
         from ._torch_save import collect
 
-        content, storages = collect(torch, plain(state))
+        content, storages = collect(torch, plain(torch, state))
         placed = storages.on_devices()
         save.report.bytes = sum(storage.nbytes() for storage, _ in placed)
         save.report.snapshot = self._snapshot
         return content, _copies(torch, placed) if self._snapshot == "device" else placed
 
-    def _agree(self, save: _Save, overwrite: bool, failure: Exception | None) -> None:
+    def _try_to_agree(self, save: _Save, overwrite: bool) -> None:
+        try:
+            self._agree(save, overwrite)
+        except Exception as error:
+            save.failure = save.failure or error
+        finally:
+            save.answered.set()
+
+    def _agree(self, save: _Save, overwrite: bool) -> None:
         """All ranks save the same step, and rank 0 begins it before the others do."""
         step, ranks = save.report.step, self._ranks
-        outcomes = ranks.gather((step, "" if failure is None else words(failure)))
-        if failure is not None:
-            raise failure
+        outcomes = ranks.gather((step, "" if save.failure is None else words(save.failure)))
         for rank, (theirs, problem) in enumerate(outcomes):
             if problem:
                 raise refuse("save", f"step {step}", f"rank {rank} cannot: {problem}",
@@ -411,23 +481,29 @@ class Checkpointer:
 
     # ------------------------------------------------------------------------ in the background --
 
-    def _complete(self, save: _Save) -> None:
+    def _finish(self, save: _Save) -> None:
         """From the moment when the state may change to the commit, or to the clean end of what
         failed. Runs in the thread of the save."""
         try:
-            described = None
-            try:
-                if save.failure is None:
-                    described = self._store(save)
-            except Exception as error:
-                save.failure = error
-            self._settle(save, described)
+            if save.agreed:
+                self._complete(save)
         except Exception as error:
             save.failure = save.failure or error
         finally:
             if save.failure is not None:
                 save.report.error = words(save.failure)
             save.over.set()
+
+    def _complete(self, save: _Save) -> None:
+        described = None
+        try:
+            if save.failure is None:
+                described = self._store(save)
+        except FileNotFoundError as error:
+            save.failure = self._why_not_found(error)
+        except Exception as error:
+            save.failure = error
+        self._settle(save, described)
 
     def _store(self, save: _Save) -> dict[str, Any]:
         """Until the file of this rank is durable, and is what it should be."""
@@ -443,6 +519,15 @@ class Checkpointer:
             _penstock.TorchFile(save.path).verify()
             report.verified_seconds = save.seconds()
         return self._folder.describe(report.step)
+
+    def _why_not_found(self, error: OSError) -> OSError:
+        """Where the whole folder is gone, that explains more."""
+        try:
+            self._folder.steps()
+        except Error as gone:
+            gone.__cause__ = error
+            return gone
+        return error
 
     def _why(self, transfer: Report) -> str:
         """What the stall depended on."""
@@ -491,7 +576,7 @@ class Checkpointer:
 
     def _wait(self) -> None:
         if self._under_way is not None:
-            self._under_way.over.wait()
+            self._under_way.wait()
 
     def _raise_failure(self) -> None:
         """What the caller does not know yet."""
@@ -502,15 +587,13 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until the last save is durable and committed; raises what went wrong with it."""
-        self._check()
-        with self._lock:
+        with self._one_call():
             self._wait()
             self._raise_failure()
 
     def close(self) -> None:
         """wait(), and let go of the folder. What went wrong is raised when that is done."""
-        self._check()
-        with self._lock:
+        with self._one_call():
             try:
                 self._wait()
                 self._raise_failure()
@@ -589,8 +672,7 @@ class Checkpointer:
         """
         import torch
 
-        self._check()
-        with self._lock:
+        with self._one_call():
             self._wait()
             skipped: list[tuple[int, str]] = []
             left = self._ranks.by_first(lambda: self._candidates(step, fallback))
@@ -598,11 +680,11 @@ class Checkpointer:
                 report = self._report = CheckpointReport("restore", left.pop(0))
                 report.skipped = skipped
                 filling = None if into is None else Filling(torch, into, strict)
-                loaded, failure, damaged = self._attempt(report, filling, map_location,
-                                                         weights_only)
+                state, failure, damaged = self._attempt(report, filling, map_location,
+                                                        weights_only)
                 if failure is None:
                     report.done = True
-                    return loaded if filling is None else filling.apply(loaded)
+                    return state
                 report.error = words(failure)
                 if not damaged or not left:
                     raise failure
@@ -613,6 +695,7 @@ class Checkpointer:
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
         """The step that is wanted, and those that may stand in for it. One that has a manifest and
         is damaged is among them: who takes another shall be told."""
+        self._folder.steps()        # has words for a folder that is gone
         root = os.path.dirname(self._folder.path(0))
         there = sorted(int(found[1]) for name in os.listdir(root)
                        if (found := _STEP.fullmatch(name))
@@ -624,21 +707,56 @@ class Checkpointer:
 
     def _attempt(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
                  weights_only: bool) -> tuple[Any, Exception | None, bool]:
-        """What this rank has loaded; why it is of no use, here or on another rank; and whether that
-        is the file's fault."""
-        loaded, failure = None, None
+        """The state of this rank; why it is of no use, here or on another rank; and whether that is
+        the file's fault. Nobody begins to put in place what others could not load."""
+        loaded, failure, damaged = self._on_all(
+            report, lambda: self._load(report, filling, map_location, weights_only))
+        if failure is not None:
+            return None, failure, damaged
+        state, failure, _ = self._on_all(
+            report, lambda: loaded if filling is None else filling.apply(loaded))
+        return state, failure, False
+
+    def _on_all(self, report: CheckpointReport, call: Callable[[], Any]
+                ) -> tuple[Any, Exception | None, bool]:
+        """What a call makes on this rank; what went wrong, here or on another one; and whether
+        files are to blame for that."""
+        result, failure = None, None
         try:
-            loaded = self._load(report, filling, map_location, weights_only)
+            result = call()
         except Exception as error:
             failure = error
-        outcomes = self._ranks.gather(("" if failure is None else words(failure),
-                                       _is_damage(failure)))
+        except BaseException as error:
+            self._tell_others(report, error)
+            raise
+        outcomes = self._ranks.gather(_outcome(failure))
         failed = [(rank, problem) for rank, (problem, _) in enumerate(outcomes) if problem]
         if failed and failure is None:
             rank, problem = failed[0]
             failure = refuse("restore", f"step {report.step}", f"rank {rank} failed: {problem}",
                              code=errno.ECANCELED)
-        return loaded, failure, all(damage for problem, damage in outcomes if problem)
+        return result, failure, all(damage for problem, damage in outcomes if problem)
+
+    def _tell_others(self, report: CheckpointReport, error: BaseException) -> None:
+        """They wait for this rank, whose caller is gone, perhaps for long: a thread tells them."""
+        if self._ranks.size == 1:
+            return
+        before, telling = self._under_way, _Save(report, time.perf_counter())
+        telling.fail(error)
+        # A save that failed before is still to be raised.
+        if before is not None and before.failure is not None and not before.told:
+            telling.failure, telling.told = before.failure, False
+        self._under_way = telling
+
+        def tell(telling: _Save) -> None:
+            try:
+                with suppress(Error):       # they are gone, too
+                    self._ranks.gather(_outcome(error))
+            finally:
+                telling.over.set()
+
+        if not telling.start(tell):
+            tell(telling)
 
     def _load(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
               weights_only: bool) -> Any:
@@ -659,9 +777,11 @@ class Checkpointer:
         return loaded
 
 
-def _is_damage(error: Exception | None) -> bool:
-    """Is a file to blame, so that another one may do?"""
-    return isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
+def _outcome(error: BaseException | None) -> tuple[str, bool]:
+    """What other ranks are told: the words, and whether a file is to blame, so that another one may
+    do."""
+    return "" if error is None else words(error), \
+        isinstance(error, Error) and (error.domain == "format" or error.errno in _DAMAGE)
 
 
 # ---------------------------------------------------------------------------------- at the end --
@@ -674,8 +794,10 @@ def _tell() -> None:
     for each in list(_all):
         save = each._under_way
         if each._process == os.getpid() and save and save.failure and not save.told:
+            what = "was saved, but older ones were not removed" if save.report.done \
+                else "was not saved"
             with suppress(AttributeError, OSError, ValueError):
-                sys.stderr.write(f"penstock: step {save.report.step} was not saved: "
+                sys.stderr.write(f"penstock: step {save.report.step} {what}: "
                                  f"{words(save.failure)}\n")
 
 

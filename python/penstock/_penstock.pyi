@@ -2,7 +2,7 @@
 """The extension, as type checkers see it. python/_penstock.c and its neighbours are the truth; a
 test compares the two."""
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 version: str
@@ -131,6 +131,7 @@ class Checkpoints:
     def close(self) -> None: ...
 
 def cache_policy(text: str | None, /) -> int: ...
+def ask_by_type(function: Callable[[Any], Any], /) -> Callable[[Any], Any]: ...
 def checkpoints_open(path: str | bytes | os.PathLike[Any], write: bool, rank: int, /
                      ) -> Checkpoints: ...
 def escape(text: bytes, /) -> str: ...

@@ -47,6 +47,29 @@ class Alone:
         return call()
 
 
+def _members(dist: Any, group: Any) -> list[int]:
+    """The ranks of a group; None: all there are."""
+    def refused(why: str, hint: str) -> Error:
+        return refuse("use", "process_group", why, hint + ", or leave it out for all ranks")
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise refused("torch.distributed is not in use",
+                      "Call torch.distributed.init_process_group() first")
+    if group is None:
+        group = dist.group.WORLD
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise refused("this rank is not in that group",
+                      "Make the Checkpointer on the ranks of the group alone")
+    hint = "Give what torch.distributed.new_group() has returned"
+    if not isinstance(group, dist.ProcessGroup):
+        raise refused(f"{group!r} is no group of torch.distributed", hint)
+    try:
+        return dist.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise refused("torch.distributed does not know the group, or does not any more",
+                      hint) from error
+
+
 class Ranks:
     """Several."""
 
@@ -55,7 +78,7 @@ class Ranks:
         import torch.distributed as dist
 
         self._dist = dist
-        self._members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        self._members = _members(dist, process_group)
         # Of some ranks, only these are here to make it.
         self._group = dist.new_group(self._members, timedelta(seconds=timeout), "gloo",
                                      use_local_synchronization=process_group is not None)
@@ -85,12 +108,12 @@ class Ranks:
 
     def by_first(self, call: Callable[[], Any]) -> Any:
         """What rank 0 finds, for all; what fails there fails everywhere."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         told: list[Any] = [None, ""]
         if self.rank == 0:
             try:
                 told = [call(), ""]
-            except Exception as error:
+            except BaseException as error:      # of Ctrl-C, too, the others hear
                 failure = error
                 told = [error if isinstance(error, Error) else None, words(error)]
         self._speak(lambda: self._dist.broadcast_object_list(told, self._members[0], self._group))
@@ -98,7 +121,7 @@ class Ranks:
             raise failure
         result, problem = told
         if problem:
-            raise result if result is not None else refuse("save", "rank 0", problem,
+            raise result if result is not None else refuse("go on", "without rank 0", problem,
                                                            code=errno.ECANCELED)
         return result
 

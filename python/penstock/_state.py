@@ -2,8 +2,9 @@
 """The state of a training: what of it is saved, and how what was saved gets back into it.
 
 A state is made of dicts, lists and tuples. In these are tensors; objects that have state_dict() and
-load_state_dict(), such as modules, optimizers and schedulers; and plain values. What is saved is
-the same with each object's state_dict() in its place.
+load_state_dict(), such as modules, optimizers and schedulers; generators of random numbers; and
+plain values. What is saved is the same with each object's state_dict() in its place, and of a
+generator the tensor of its get_state().
 
 On the way back each tensor that exists, also within the state_dict() of an object, takes its bytes
 where it lies, if the file has them as it has them. All others come into memory of their own. Then
@@ -22,6 +23,10 @@ _TOLD = 8
 _Steps = tuple[Any, ...]
 
 
+#: Types of most things in a state; none of them has a state_dict(), and to ask takes its time.
+_PLAIN = {int, float, bool, str, bytes, type(None)}
+
+
 def _is_object(thing: Any) -> bool:
     return not isinstance(thing, type) and callable(getattr(thing, "state_dict", None))
 
@@ -30,18 +35,23 @@ def _tuple_like(old: tuple, items: list) -> tuple:
     return type(old)._make(items) if hasattr(old, "_make") else tuple(items)
 
 
-def plain(state: Any, within: tuple[int, ...] = ()) -> Any:
+def plain(torch: Any, state: Any, within: tuple[int, ...] = ()) -> Any:
     """The state with the state_dict() of each object in its place. What holds no objects is itself,
     whatever it is."""
+    if type(state) in _PLAIN or isinstance(state, torch.Tensor):
+        return state
     if _is_object(state):
         return state.state_dict()
+    # Pickled as itself a generator would need trust, and could not be filled.
+    if isinstance(state, torch.Generator):
+        return state.get_state()
     if not isinstance(state, (dict, list, tuple)) or id(state) in within:
         return state
     within = (*within, id(state))
     if isinstance(state, dict):
-        items = {key: plain(value, within) for key, value in state.items()}
+        items = {key: plain(torch, value, within) for key, value in state.items()}
         return state if all(items[key] is state[key] for key in items) else items
-    listed = [plain(value, within) for value in state]
+    listed = [plain(torch, value, within) for value in state]
     if all(new is old for new, old in zip(listed, state)):
         return state
     return _tuple_like(state, listed) if isinstance(state, tuple) else listed
@@ -134,6 +144,10 @@ class Filling:
         torch = self._torch
         if isinstance(target, torch.Tensor):
             self._compare_tensors(target, saved, steps)
+        elif isinstance(target, torch.Generator):
+            if not isinstance(saved, torch.Tensor):
+                self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}, and is "
+                                   "a generator")
         elif _is_object(target):
             self._own[steps] = own = target.state_dict()
             if self._is_checked(target):
@@ -164,7 +178,7 @@ class Filling:
         return isinstance(target, (dict, list, tuple)) and (not steps or self._holds(target, ()))
 
     def _holds(self, thing: Any, within: tuple[int, ...]) -> bool:
-        if isinstance(thing, self._torch.Tensor) or _is_object(thing):
+        if isinstance(thing, (self._torch.Tensor, self._torch.Generator)) or _is_object(thing):
             return True
         return id(thing) not in within and any(
             self._holds(value, (*within, id(thing))) for _, value in _items(thing))
@@ -236,6 +250,9 @@ class Filling:
         """What stands in a place from now on."""
         if isinstance(target, self._torch.Tensor):
             return target if loaded is target else target.copy_(loaded)
+        if isinstance(target, self._torch.Generator):
+            target.set_state(loaded.cpu())
+            return target
         if steps in self._own:
             if isinstance(target, self._torch.nn.Module):
                 target.load_state_dict(loaded, strict=self._strict)

@@ -356,6 +356,18 @@ def _locations(file: Any, content: bytes, map_location: Any) -> dict[int, str]:
     return {}
 
 
+def _outlined(load: Callable[[], Any]) -> Any:
+    """What a file holds, with tensors on meta; some objects cannot be made of these."""
+    try:
+        return load()
+    except (RuntimeError, SystemError) as error:
+        if isinstance(error, Error):
+            raise
+        raise refuse("restore into", "the state", "an object in the file needs the bytes of its "
+                     f"tensors before they are read: {error}",
+                     "Restore without into=, and take from what is returned") from error
+
+
 def _read(torch: Any, f: Any, file: Any, map_location: Any, module: Any,
           arguments: dict[str, Any], how: tuple, progress: bool, fill: Fill | None = None) -> Any:
     """What is in the file, unpickled by the Unpickler of `module`; see load_into() for `fill`."""
@@ -368,7 +380,7 @@ def _read(torch: Any, f: Any, file: Any, map_location: Any, module: Any,
         result, filled = None, {}
         if fill:
             outline = _Outline(torch, f, records)
-            result = outline.load(content, module, **arguments)
+            result = _outlined(lambda: outline.load(content, module, **arguments))
             filled = fill(result, outline.names())
             torch._utils._sparse_tensors_to_validate.clear()
         places = _places(torch, records, _locations(file, content, map_location), map_location,

@@ -44,22 +44,29 @@ class _NoHooks:
     __slots__ = ()
 
 
+class _Place(NamedTuple):
+    """A device, as others call it."""
+
+    #: torch in a pickle, and the engine; "" where that does not know it.
+    tag: str
+    name: str
+    is_meta: bool
+
+
 class _Storages:
     """The storages that a pickler meets, under the keys that torch would give them."""
 
     def __init__(self, torch: Any):
         """None so far."""
         self.torch = torch
-        self.found: list[Any] = []
+        self.found: list[tuple[Any, _Place]] = []
         self._keys: dict[int, str] = {}
         self._dtypes: dict[int, Any] = {}
-        #: Types of things that are no storages; most of what a pickler asks about.
-        self._others: set[type] = set()
+        #: By device: to ask for each storage takes longer than all else about it.
+        self._places: dict[Any, _Place] = {}
 
     def persistent_id(self, thing: Any) -> tuple | None:
-        """What a pickle has in the place of a storage; None for anything else."""
-        if type(thing) in self._others:
-            return None
+        """What a pickle has in the place of a storage; None for anything else, as its type says."""
         torch = self.torch
         if type(thing) is _Typed:
             storage, dtype, kind = thing
@@ -71,31 +78,32 @@ class _Storages:
             storage, dtype = thing, torch.uint8
             kind, count = getattr(torch, type(thing).__name__), thing.nbytes()
         else:
-            self._others.add(type(thing))
             return None
-        on_meta = storage.device.type == "meta"
-        if not on_meta and storage.data_ptr() and \
-                self._dtypes.setdefault(storage.data_ptr(), dtype) != dtype:
+        place = self._places.get(storage.device) or self._new_place(storage)
+        address = 0 if place.is_meta else storage.data_ptr()
+        if address and self._dtypes.setdefault(address, dtype) != dtype:
             raise RuntimeError("Cannot save multiple tensors or storages that view the same data "
                                "as different types")
         key = self._keys.get(storage._cdata)
         if key is None:
             key = self._keys[storage._cdata] = str(len(self.found))
-            self.found.append(storage)
+            self.found.append((storage, place))
         fake = getattr(thing, "_fake_device", None)
-        location = torch.serialization.location_tag(storage) if fake is None else str(fake)
-        return "storage", kind, key, location, count
+        return "storage", kind, key, place.tag if fake is None else str(fake), count
+
+    def _new_place(self, storage: Any) -> _Place:
+        device, name = storage.device, ""
+        if device.type in ("cpu", "cuda"):
+            name = "host" if device.type == "cpu" else device_name(device)
+        made = self._places[device] = _Place(self.torch.serialization.location_tag(storage), name,
+                                             device.type == "meta")
+        return made
 
     def on_devices(self) -> list[tuple[Any, str]]:
         """Each with the engine's name of its device; what is elsewhere comes to the host, as torch
         has it."""
-        placed = []
-        for storage in self.found:
-            kind = storage.device.type
-            if kind not in ("cpu", "cuda"):
-                storage = storage.cpu()
-            placed.append((storage, device_name(storage.device) if kind == "cuda" else "host"))
-        return placed
+        return [(storage, place.name) if place.name else (storage.cpu(), "host")
+                for storage, place in self.found]
 
 
 def why_torch_saves(obj: Any, f: Any, pickle_module: Any = pickle,
@@ -114,7 +122,7 @@ def why_torch_saves(obj: Any, f: Any, pickle_module: Any = pickle,
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """A pickler keeps all that it meets, so that looking for garbage finds none, again and again,
     in all that a program holds."""
     enabled = gc.isenabled()
@@ -146,7 +154,7 @@ def _reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
         kind = kinds.get(dtype)
         if kind is None or tensor.layout is not strided or tensor.__dict__ or tensor.is_nested \
                 or not (tensor.is_cpu or tensor.is_cuda) or tensor._backward_hooks \
-                or tensor.is_conj() or tensor.is_neg() or has_names(tensor):
+                or (dtype.is_complex and tensor.is_conj()) or tensor.is_neg() or has_names(tensor):
             return tensor.__reduce_ex__(_PROTOCOL)
         return rebuild, (_Typed(tensor.untyped_storage(), dtype, kind), tensor.storage_offset(),
                          tuple(tensor.size()), tensor.stride(), tensor.requires_grad,
@@ -161,11 +169,11 @@ def collect(torch: Any, obj: Any, pickle_module: Any = pickle, pickle_protocol: 
     storages = _Storages(torch)
     content = io.BytesIO()
     pickler = pickle_module.Pickler(content, protocol=pickle_protocol)
-    pickler.persistent_id = storages.persistent_id
+    pickler.persistent_id = _penstock.ask_by_type(storages.persistent_id)
     # Other picklers, and who has registered a reducer, have their own idea of a tensor.
     if type(pickler) is pickle.Pickler and torch.Tensor not in copyreg.dispatch_table:
         pickler.dispatch_table = copyreg.dispatch_table | _reducers(torch)
-    with _without_collections():
+    with without_collections():
         pickler.dump(obj)
     return content.getvalue(), storages
 

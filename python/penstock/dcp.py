@@ -9,7 +9,8 @@ in one job from whatever devices they are on, and reads any parts of them straig
    durable. Until then the one before is whole: files get names that no file there has.
 2. What the new .metadata does not name, of what lay there before, goes when it is durable.
 3. All of one save happens in one thread. What belongs to a save is kept for its thread, so that one
-   Writer can be used by several; two saves into one folder at a time are refused.
+   Writer can be used by several; two saves into one folder at a time are refused: those of one
+   process when they write, those of two programs by the lock of the coordinator.
 4. With async_save the Writer is its own stager: it hands the state on as it is, and holds the
    caller until the bytes are in host memory.
 """
@@ -26,6 +27,8 @@ import pickle
 import pickletools
 import re
 import threading
+import warnings
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -38,6 +41,7 @@ from torch.futures import Future
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import Error, from_engine, refuse
+from ._fork import Lock
 from ._names import file_name
 from ._options import options
 from ._patch import serving
@@ -81,7 +85,8 @@ def _pickled(tensor: torch.Tensor) -> bytes:
         own, 0, tensor.size(), tensor.stride())     # type: ignore[arg-type]
     content = io.BytesIO()
     pickler = pickle.Pickler(content, protocol=_PROTOCOL)
-    pickler.persistent_id = _HostStorages(torch).persistent_id  # type: ignore[method-assign]
+    pickler.persistent_id = _penstock.ask_by_type(      # type: ignore[method-assign]
+        _HostStorages(torch).persistent_id)
     pickler.dump(alone)
     return content.getvalue()
 
@@ -175,28 +180,24 @@ class _Staging:
             raise self._failure
 
 
+class _Open:
+    """A folder that is there from now on, durably; and, for a coordinator, locked."""
+
+    def __init__(self, path: str, locked: bool) -> None:
+        self._folder = _penstock.checkpoints_open(file_name(path), True, 0 if locked else 1)
+        if self._folder.warning:
+            warnings.warn(f"{path}: {self._folder.warning}", stacklevel=2)
+
+
 class _Thread(threading.local):
     """What a Writer knows of the save that a thread is at."""
 
     path: Any = None
+    #: Does this rank write .metadata for all, and is the folder kept for that?
+    coordinates = False
+    lock: _Open | None = None
     #: Files that were in the folder when it began.
     before: frozenset[str] = frozenset()
-
-
-def _make_folder(path: str) -> None:
-    """With all above it, and so that they are there after a loss of power."""
-    above = os.path.dirname(path)
-    if os.path.isdir(path):
-        return
-    if above and above != path:
-        _make_folder(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    descriptor = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def why_torch_writes(path: Any, single_file_per_rank: bool = True, sync_files: bool = True,
@@ -222,9 +223,23 @@ def why_torch_reads(path: Any, _extension_registry: Any = None) -> str:
     return "what goes through extensions is torch's" if _extension_registry is not None else ""
 
 
+#: A folder, as a process has it: what its parent had when it forked is not under way there.
+_Own = tuple[int, str]
 #: Folders that are being written to.
-_under_way: set[str] = set()
-_lock = threading.Lock()
+_under_way: set[_Own] = set()
+#: Folders that are locked: while a save has one, or has failed and was followed by no other.
+_locked: weakref.WeakValueDictionary[_Own, _Open] = weakref.WeakValueDictionary()
+_lock = Lock()
+
+
+def _lock_of(folder: str) -> _Open:
+    """Refuses where another program has it."""
+    own = os.getpid(), folder
+    with _lock:
+        found = _locked.get(own)
+        if found is None:
+            found = _locked[own] = _Open(folder, True)
+        return found
 
 
 class Writer(filesystem.FileSystemWriter):
@@ -295,6 +310,7 @@ class Writer(filesystem.FileSystemWriter):
         """A save begins in this thread, into the folder that is named, if one is."""
         super().reset(checkpoint_id)
         self._thread.path = self._path if checkpoint_id else None
+        self._thread.lock = None
 
     # ------------------------------------------------------------------------------- staging --
 
@@ -325,9 +341,18 @@ class Writer(filesystem.FileSystemWriter):
         self._claimed()
         return super().storage_meta()
 
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Who has a checkpoint of its own among others in a folder, coordinates nobody."""
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self._thread.coordinates = is_coordinator and self.use_collectives
+
     def prepare_local_plan(self, plan: planning.SavePlan) -> planning.SavePlan:
-        """The folder is there from now on."""
-        _make_folder(os.path.abspath(self.path))
+        """The folder is there from now on, and no other program's until the save ends."""
+        folder = os.path.realpath(self.path)
+        if self._thread.coordinates:
+            self._thread.lock = _lock_of(folder)
+        else:
+            _Open(folder, False)
         if self._metadata_exists() and not self.overwrite:
             raise RuntimeError(f"Checkpoint already exists and {self.overwrite=}.")
         if self.rank is not None and not self.use_collectives:
@@ -340,11 +365,12 @@ class Writer(filesystem.FileSystemWriter):
         """This rank's items, into one file that is durable afterwards."""
         staging = self._claimed()
         folder = os.path.realpath(self.path)
+        own = os.getpid(), folder
         with _lock:
-            if folder in _under_way:
+            if own in _under_way:
                 raise refuse("save in", folder, "another save into this folder is under way",
                              "Wait for it, or give each its own checkpoint_id")
-            _under_way.add(folder)
+            _under_way.add(own)
         try:
             with serving():
                 results = self._write(folder, plan, planner, staging)
@@ -353,7 +379,7 @@ class Writer(filesystem.FileSystemWriter):
             if staging is not None:
                 staging.end()
             with _lock:
-                _under_way.discard(folder)
+                _under_way.discard(own)
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -421,6 +447,7 @@ class Writer(filesystem.FileSystemWriter):
             if own is None or (found and int(found[1]) == own):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(os.path.dirname(path), name))
+        self._thread.lock = None
 
 
 _BYTES = planning.WriteItemType.BYTE_IO

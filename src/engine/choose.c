@@ -464,8 +464,7 @@ static int choose_unit(struct chooser *chooser, const struct pen_extent *extents
 	error_set(chooser->err, -EINVAL, "digest", "the chunks", -1,
 		  "a chunk of %llu bytes does not fit into a request of %llu",
 		  (unsigned long long)chunk, (unsigned long long)unit);
-	error_hint(chooser->err, "Raise the memory limit or the request size, or take smaller "
-				 "chunks");
+	error_hint(chooser->err, "Raise the request size, or take smaller chunks");
 	return -EINVAL;
 }
 

@@ -141,6 +141,29 @@ static int check_digests(const struct pen_options *options, struct pen_error *er
 	return 0;
 }
 
+/* A digested chunk travels in one request, and two requests must find room. */
+static int check_memory(const struct pen_options *options, struct pen_error *err)
+{
+	uint64_t least = MEMORY_LIMIT_MIN;
+
+	for (size_t i = 0; i < options->digest_count; i++)
+		if (2 * options->digests[i].chunk > least)
+			least = 2 * options->digests[i].chunk;
+	if (options->memory_limit >= least)
+		return 0;
+	error_set(err, -EINVAL, "keep within", "the memory limit", -1,
+		  "%llu bytes are too few to stage a transfer%s",
+		  (unsigned long long)options->memory_limit,
+		  options->digest_count ? " with digests" : "");
+	/* Who saves or loads a checkpoint has its options looked at before there are digests. */
+	if (options->digest_count)
+		error_hint(err, "Allow at least %llu KiB", (unsigned long long)least >> 10);
+	else
+		error_hint(err, "Allow at least %llu KiB, or %llu KiB where bytes are digested",
+			   (unsigned long long)least >> 10, 2 * CHUNK_MIN >> 10);
+	return -EINVAL;
+}
+
 int schedule_options(const struct pen_options *given, struct pen_options *full,
 		     struct pen_error *err)
 {
@@ -170,14 +193,11 @@ int schedule_options(const struct pen_options *given, struct pen_options *full,
 				 full->cache);
 	if (!full->memory_limit)
 		full->memory_limit = MEMORY_LIMIT_DEFAULT;
-	if (full->memory_limit < MEMORY_LIMIT_MIN) {
-		error_set(err, -EINVAL, "keep within", "the memory limit", -1,
-			  "%llu bytes are too few to stage a transfer",
-			  (unsigned long long)full->memory_limit);
-		error_hint(err, "Allow at least %llu KiB",
-			   (unsigned long long)MEMORY_LIMIT_MIN >> 10);
+	if ((full->digest_count && !full->digests) || (full->stream_count && !full->streams))
+		return error_set(err, -EINVAL, "use", object, -1,
+				 "they count digests or streams that are not there");
+	if (check_digests(full, err) || check_memory(full, err))
 		return -EINVAL;
-	}
 	if (full->request_size && (full->request_size < 4096 || full->request_size > (1u << 30) ||
 				   (full->request_size & (full->request_size - 1)))) {
 		error_set(err, -EINVAL, "use", "the request size", -1, "%llu is out of range",
@@ -199,10 +219,5 @@ int schedule_options(const struct pen_options *given, struct pen_options *full,
 	if (full->allocate && !full->allocated)
 		return error_set(err, -EINVAL, "use", object, -1,
 				 "there is no place for the memory to allocate");
-	if (full->inject && queue_inject_check(full->inject, err))
-		return -EINVAL;
-	if ((full->digest_count && !full->digests) || (full->stream_count && !full->streams))
-		return error_set(err, -EINVAL, "use", object, -1,
-				 "they count digests or streams that are not there");
-	return check_digests(full, err);
+	return full->inject && queue_inject_check(full->inject, err) ? -EINVAL : 0;
 }

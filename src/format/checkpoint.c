@@ -135,6 +135,8 @@ static int look_once(struct look *look, struct pen_checkpoint **checkpoint, bool
 
 	manifest_step_name(look->step, name);
 	look->fd = os_open(look->folder->fd, name, O_RDONLY | O_DIRECTORY, 0);
+	if (look->fd == -ENOENT && checkpoint_folder_there(look->folder, "look into", look->err))
+		return -ENOENT;
 	if (look->fd == -ENOENT || look->fd == -ENOTDIR)
 		return error_set(look->err, -ENOENT, "find", look->path, -1,
 				 "there is no step %" PRIu64, look->step);
@@ -174,7 +176,7 @@ int pen_checkpoints_show(struct pen_checkpoints *folder, uint64_t step,
 	if (rc == -ENOENT || rc == -ENODATA)
 		error_hint(err, "'penstock ckpt list' shows which steps there are");
 	if (rc == -EBADMSG)
-		error_hint(err, "This step is damaged: take another one");
+		error_hint(err, MANIFEST_DAMAGED);
 	if (rc == -ENODATA && err)
 		err->code = -ENOENT;
 	return rc == -ENODATA ? -ENOENT : rc;
@@ -222,8 +224,11 @@ static int by_number(const void *left, const void *right)
 static int find_steps(const struct pen_checkpoints *folder, struct steps *steps,
 		      struct pen_error *err)
 {
-	int rc = os_list(folder->fd, ".", note_step, steps);
+	int rc = checkpoint_folder_there(folder, "list", err);
 
+	if (rc)
+		return rc;
+	rc = os_list(folder->fd, ".", note_step, steps);
 	if (rc)
 		return error_sys(err, rc, "list", folder->path, -1);
 	if (steps->count)
@@ -512,6 +517,26 @@ const char *pen_checkpoints_path(const struct pen_checkpoints *folder)
 const char *pen_checkpoints_warning(const struct pen_checkpoints *folder)
 {
 	return folder->warning;
+}
+
+int checkpoint_folder_there(const struct pen_checkpoints *folder, const char *operation,
+			    struct pen_error *err)
+{
+	struct stat own, now;
+	int rc = os_fstat(folder->fd, &own);
+
+	if (!rc)
+		rc = os_stat(AT_FDCWD, folder->path, &now);
+	if (rc && rc != -ENOENT && rc != -ENOTDIR)
+		return error_sys(err, rc, operation, folder->path, -1);
+	if (!rc && own.st_dev == now.st_dev && own.st_ino == now.st_ino)
+		return 0;
+	error_set(err, -ENOENT, operation, folder->path, -1, rc
+		  ? "the folder was removed or renamed after it was opened"
+		  : "another folder is in the place of the one that was opened");
+	error_hint(err, "Close it, and open it anew where it is now; opening to write makes it if "
+			"it is gone");
+	return -ENOENT;
 }
 
 int checkpoint_may_write(const struct pen_checkpoints *folder, const char *operation,

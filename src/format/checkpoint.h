@@ -56,6 +56,10 @@ char *checkpoint_path(const struct pen_checkpoints *folder, uint64_t step, const
 int checkpoint_may_write(const struct pen_checkpoints *folder, const char *operation,
 			 struct pen_error *err);
 
+/* Is the folder that was opened still the one under its path? -ENOENT with words if not. */
+int checkpoint_folder_there(const struct pen_checkpoints *folder, const char *operation,
+			    struct pen_error *err);
+
 /* -EBUSY with words that name who has it. */
 int checkpoint_lock_take(struct pen_checkpoints *folder, struct pen_error *err);
 void checkpoint_lock_drop(struct pen_checkpoints *folder);

@@ -44,7 +44,7 @@ static int check_begin(const struct pen_checkpoints *folder, uint64_t step, uint
 		return error_set(err, -EINVAL, "begin a step in", folder->path, -1,
 				 "rank %" PRIu32 " is none of %" PRIu32 " (%u at most)",
 				 folder->rank, world_size, MANIFEST_RANKS_MAX);
-	return 0;
+	return checkpoint_folder_there(folder, "begin a step in", err);
 }
 
 /* One more than the largest of the step that is there. */
@@ -220,7 +220,10 @@ static int write_manifest(struct pen_checkpoints *folder, const char *text, size
 	int fd = checkpoint_open_step(folder, folder->step), rc;
 
 	if (!path || fd < 0) {
-		rc = error_sys(err, path ? fd : -ENOMEM, "commit a step in", folder->path, -1);
+		rc = fd == -ENOENT ? checkpoint_folder_there(folder, "commit a step in", err) : 0;
+		if (!rc)
+			rc = error_sys(err, path ? fd : -ENOMEM, "commit a step in", folder->path,
+				       -1);
 	} else {
 		rc = os_fsync(fd);
 		rc = rc && rc != -EINVAL ? error_sys(err, rc, "flush", path, -1)

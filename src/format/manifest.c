@@ -113,9 +113,7 @@ static int refuse(struct scan *scan, int64_t at, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(message, sizeof(message), format, args);
 	va_end(args);
-	words_bad(scan->err, scan->name, at, "%s", message);
-	error_hint(scan->err, "This step is damaged: take another one");
-	return -EBADMSG;
+	return words_bad(scan->err, scan->name, at, "%s", message);
 }
 
 static int find_member(struct scan *scan, const struct members *members,
@@ -374,7 +372,14 @@ int manifest_parse(const char *name, const void *bytes, size_t length, uint64_t 
 	rc = find_members(&scan, &members);
 	if (!rc)
 		rc = scan_finish(&scan);
-	return rc ? rc : read_all(&scan, &members, step, checkpoint);
+	if (!rc)
+		rc = read_all(&scan, &members, step, checkpoint);
+	if (rc == -EBADMSG && err) {
+		/* JSON of other files is downloaded again; this one cannot be. */
+		err->hint[0] = 0;
+		error_hint(err, MANIFEST_DAMAGED);
+	}
+	return rc;
 }
 
 /* --------------------------------------------------------------------------------- writing -- */

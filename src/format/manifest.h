@@ -23,6 +23,11 @@
 #define MANIFEST_NUMBER_MAX ((uint64_t)INT64_MAX)
 #define MANIFEST_STEP_NAME 32		/* bytes that the name of a step's folder needs */
 
+/* What to do about a step whose manifest, or one of whose files, is not what it was. */
+#define MANIFEST_DAMAGED "This step is damaged: restore an earlier one; 'penstock ckpt verify " \
+	"--all' says which are whole. Saving it again with permission to overwrite replaces it, " \
+	"and 'penstock ckpt gc' removes it when later ones are there"
+
 /* `name` is for messages. Release with free(). */
 int manifest_parse(const char *name, const void *bytes, size_t length, uint64_t step,
 		   struct pen_checkpoint **checkpoint, struct pen_error *err);

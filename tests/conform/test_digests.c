@@ -382,7 +382,7 @@ TEST(what_makes_no_sense_is_refused)
 	options.request_size = 0;
 	options.memory_limit = MIB;
 	REFUSED(-EINVAL, pen_transfer(PEN_READ, host, &extent, 1, &options, NULL, &kit_err));
-	CHECK(strstr(kit_err.hint, "memory limit") != NULL);
+	CHECK(strstr(kit_err.hint, "at least 2048 KiB") != NULL);
 	pen_object_close(extent.object);
 	pen_device_close(host);
 }

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The power goes at any moment of a write with commit. The calls that decide what survives -
- * pwrite, fdatasync, linkat, renameat, fsync - are wrapped by the linker (-Wl,--wrap) and written
- * down with the file they touch. From that log every crash point is played: a write that no
- * fdatasync followed may be there, missing or torn; a rename that no fsync of the directory
- * followed may have happened or not. In each outcome the target must be old or new and complete,
- * and once commit has returned it must be new. What is old stays so because nothing touches it: it
- * is looked at before every system call.
+ * The power goes at any moment of a write with commit. From the log of power.h every crash point is
+ * played: a write that no fdatasync followed may be there, missing or torn; a rename that no fsync
+ * of the directory followed may have happened or not. In each outcome the target must be old or new
+ * and complete, and once commit has returned it must be new. What is old stays so because nothing
+ * touches it: it is looked at before every system call.
  *
  * Also the plain order, as the fault hook sees it, for the path the wrappers cannot see: io_uring.
  *
@@ -14,122 +12,14 @@
  * reorder what POSIX lets them keep in order (linkat before rename), reserved blocks that come up
  * with old data instead of zeros, and the direct writes of io_uring beyond their order.
  */
-#include <pthread.h>
 #include "../conform/kit.h"
+#include "power.h"
 #include "sys/fault.h"
 
 #define OLD_SIZE 1000u
 #define OLD_BYTE 0x5a		/* the pattern would pass for the beginning of the new file */
 #define SIZE (MIB + 777)	/* below what is worth a ring, so every write is a pwrite */
 #define BLOCK 512u
-#define EVENTS_MAX 4096
-
-enum event_kind { WRITE, SYNC, RENAME, SYNC_FOLDER, RETURNED };
-
-struct event {
-	enum event_kind kind;
-	ino_t inode;
-	uint64_t offset, length;
-};
-
-static struct event events[EVENTS_MAX];
-static unsigned int event_count;
-static atomic_bool recording;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void note(enum event_kind kind, ino_t inode, uint64_t offset, uint64_t length)
-{
-	if (!recording)
-		return;
-	pthread_mutex_lock(&lock);
-	CHECK(event_count < EVENTS_MAX);
-	events[event_count++] = (struct event){ kind, inode, offset, length };
-	pthread_mutex_unlock(&lock);
-}
-
-static ino_t inode_of(const char *path)
-{
-	struct stat st;
-
-	return stat(path, &st) ? 0 : st.st_ino;
-}
-
-static void note_write(int fd, off_t offset, ssize_t n)
-{
-	struct stat st;
-
-	if (n > 0 && !fstat(fd, &st))
-		note(WRITE, st.st_ino, (uint64_t)offset, (uint64_t)n);
-}
-
-static void note_sync(int fd, int rc)
-{
-	struct stat st;
-
-	if (!rc && !fstat(fd, &st))
-		note(S_ISDIR(st.st_mode) ? SYNC_FOLDER : SYNC, st.st_ino, 0, 0);
-}
-
-#define REAL(type, name, ...)                 \
-	type __real_##name(__VA_ARGS__);      \
-	type __wrap_##name(__VA_ARGS__);      \
-	type __wrap_##name(__VA_ARGS__)
-
-/* Noted after the fact: only what has ended can be relied upon, and only if it worked. */
-REAL(ssize_t, pwrite, int fd, const void *bytes, size_t length, off_t offset)
-{
-	ssize_t n = __real_pwrite(fd, bytes, length, offset);
-
-	note_write(fd, offset, n);
-	return n;
-}
-
-REAL(ssize_t, pwrite64, int fd, const void *bytes, size_t length, off_t offset)
-{
-	ssize_t n = __real_pwrite64(fd, bytes, length, offset);
-
-	note_write(fd, offset, n);
-	return n;
-}
-
-REAL(int, fdatasync, int fd)
-{
-	int rc = __real_fdatasync(fd);
-
-	note_sync(fd, rc);
-	return rc;
-}
-
-REAL(int, fsync, int fd)
-{
-	int rc = __real_fsync(fd);
-
-	note_sync(fd, rc);
-	return rc;
-}
-
-REAL(int, renameat, int folder, const char *from, int to_folder, const char *to)
-{
-	struct stat st;
-	bool known = !fstatat(folder, from, &st, AT_SYMLINK_NOFOLLOW);
-	int rc = __real_renameat(folder, from, to_folder, to);
-
-	if (!rc && known)
-		note(RENAME, st.st_ino, 0, 0);
-	return rc;
-}
-
-/* A new file is linked into place by its descriptor, without a name before. */
-REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flags)
-{
-	struct stat st;
-	int rc = __real_linkat(fd, from, folder, to, flags);
-
-	if (!rc && !fstatat(folder, to, &st, AT_SYMLINK_NOFOLLOW) &&
-	    (!strcmp(to, "target") || !strncmp(to, "model", 5)))
-		note(RENAME, st.st_ino, 0, 0);
-	return rc;
-}
 
 /* ------------------------------------------------------------------------------- playing it -- */
 
@@ -139,22 +29,11 @@ static unsigned char image[(SIZE + BLOCK - 1) / BLOCK];	/* blocks of the new fil
 
 static atomic_uint looks;
 
-/* Deterministic coins. */
-static unsigned int coin(unsigned int sides)
-{
-	static uint64_t state = 88172645463325252ull;
-
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return (unsigned int)(state >> 33) % sides;
-}
-
 /* Before every system call: the name leads to the old file as it was, or to all of the new one. */
 static int look_at_target(const char *call)
 {
 	unsigned char bytes[OLD_SIZE + 1];
-	ino_t inode = inode_of(target);
+	ino_t inode = inode_named(target);
 	bool good = inode == old_inode;
 	int fd;
 
@@ -177,12 +56,11 @@ static int look_at_target(const char *call)
 	return 0;
 }
 
-static bool followed(unsigned int at, unsigned int cut, enum event_kind kind, ino_t inode)
+/* Does something find its name, and not one on the way there? */
+static bool is_naming(const struct event *event)
 {
-	for (unsigned int i = at + 1; i < cut; i++)
-		if (events[i].kind == kind && (!inode || events[i].inode == inode))
-			return true;
-	return false;
+	return event->kind == NAME &&
+	       (!strcmp(event->name, "target") || !strncmp(event->name, "model", 5));
 }
 
 /* Blocks that lie wholly in the write; the ragged end counts as whole. */
@@ -206,13 +84,13 @@ static void lose_power(unsigned int cut, ino_t folder)
 	for (unsigned int i = 0; i < cut; i++) {
 		const struct event *event = &events[i];
 
-		returned |= event->kind == RETURNED;
-		if (event->kind == RENAME) {
+		returned |= event->kind == DONE;
+		if (is_naming(event)) {
 			inode = event->inode;
-			renamed = followed(i, cut, SYNC_FOLDER, folder) || coin(2);
+			renamed = flushed(i, cut, folder) || coin(2);
 		}
 	}
-	CHECK(!returned || (renamed && followed(0, cut, SYNC_FOLDER, folder)));
+	CHECK(!returned || (renamed && flushed(0, cut, folder)));
 	if (!renamed) {
 		for (unsigned int i = 0; i < cut; i++)
 			CHECK(events[i].kind != WRITE || events[i].inode != old_inode);
@@ -220,7 +98,7 @@ static void lose_power(unsigned int cut, ino_t folder)
 	}
 	for (unsigned int i = 0; i < cut; i++)
 		if (events[i].kind == WRITE && events[i].inode == inode) {
-			if (followed(i, cut, SYNC, inode))
+			if (flushed(i, cut, inode))
 				apply(&events[i], 0);
 			else if (coin(2))
 				apply(&events[i], 2);
@@ -246,7 +124,7 @@ static void store(uint64_t size)
 	OK(pen_object_open(target, PEN_WRITE, size, &extent.object, &kit_err));
 	OK(pen_transfer(PEN_WRITE, host, &extent, 1, NULL, NULL, &kit_err));
 	OK(pen_object_commit(extent.object, &kit_err));
-	note(RETURNED, 0, 0, 0);
+	note(&(struct event){ .kind = DONE });
 	sys_fault_hook = NULL;
 	recording = false;
 	pen_object_close(extent.object);
@@ -257,26 +135,29 @@ static void store(uint64_t size)
 static void lose_power_everywhere(bool replace)
 {
 	uint64_t written = 0;
+	bool named = false;
 	ino_t inode;
 
 	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
 	if (replace)
 		kit_write(target, 0, OLD_SIZE, OLD_BYTE);
-	old_inode = inode_of(target);
+	old_inode = inode_named(target);
 	CHECK(!old_inode == !replace);
 	store(SIZE);
 	CHECK(kit_holds(target, SIZE));
-	inode = inode_of(target);
+	inode = inode_named(target);
 	CHECK(inode != old_inode && looks > event_count);
-	for (unsigned int i = 0; i < event_count; i++)
+	for (unsigned int i = 0; i < event_count; i++) {
 		if (events[i].kind == WRITE && events[i].inode == inode)
 			written += events[i].length;
+		named |= is_naming(&events[i]) && events[i].inode == inode;
+	}
 	/* The log has every byte: what went by io_uring, nobody would have seen. */
 	CHECK_EQ(written, SIZE);
-	CHECK(followed(0, event_count, RENAME, inode));
+	CHECK(named);
 	for (unsigned int cut = 0; cut <= event_count; cut++)
 		for (int outcome = 0; outcome < 16; outcome++)
-			lose_power(cut, inode_of(kit_folder(DISK)));
+			lose_power(cut, inode_named(kit_folder(DISK)));
 }
 
 TEST(power_lost_while_creating_leaves_nothing_or_all)
@@ -366,6 +247,7 @@ TEST(power_lost_while_a_model_is_saved_finds_no_index_without_its_files)
 		{ .name = "b", .dtype = PEN_U8, .rank = 1, .shape = &lengths[1] },
 	};
 	static unsigned char bytes[5000];
+	ino_t folder = inode_named(kit_folder(DISK));
 	unsigned int named[3], names = 0;
 	struct pen_save *save;
 	char index[300];
@@ -377,7 +259,7 @@ TEST(power_lost_while_a_model_is_saved_finds_no_index_without_its_files)
 	OK(pen_save_wait(save, NULL, &kit_err));
 	recording = false;
 	for (unsigned int i = 0; i < event_count; i++)
-		if (events[i].kind == RENAME) {
+		if (is_naming(&events[i])) {
 			CHECK(names < 3);
 			named[names++] = i;
 		}
@@ -385,12 +267,12 @@ TEST(power_lost_while_a_model_is_saved_finds_no_index_without_its_files)
 	for (unsigned int i = 0; i < event_count; i++)
 		if (events[i].kind == WRITE) {
 			CHECK(i < named[0]);
-			CHECK(followed(i, named[0], SYNC, events[i].inode));
+			CHECK(flushed(i, named[0], events[i].inode));
 		}
 	snprintf(index, sizeof(index), "%s/model.safetensors.index.json", kit_folder(DISK));
-	CHECK_EQ(events[named[2]].inode, inode_of(index));
+	CHECK_EQ(events[named[2]].inode, inode_named(index));
 	for (unsigned int i = 0; i < 3; i++)
-		CHECK(followed(named[i], i < 2 ? named[i + 1] : event_count, SYNC_FOLDER, 0));
+		CHECK(flushed(named[i], i < 2 ? named[i + 1] : event_count, folder));
 }
 
 /* Of a checkpoint all is flushed before its name: what the first job wrote and the headers and the
@@ -403,13 +285,14 @@ TEST(power_lost_while_a_torch_file_is_saved_leaves_old_or_new)
 	struct pen_torch_storage storages[3] = { { .bytes = 5000 }, { .bytes = 0 },
 						 { .bytes = 9 } };
 	static unsigned char bytes[5000], covered[16 * 4096];
+	ino_t folder = inode_named(kit_folder(DISK));
 	unsigned int named = 0, names = 0;
 	struct pen_torch_save *save;
 	struct stat st;
 
 	snprintf(target, sizeof(target), "%s/target", kit_folder(DISK));
 	kit_write(target, 0, OLD_SIZE, OLD_BYTE);
-	old_inode = inode_of(target);
+	old_inode = inode_named(target);
 	for (int i = 0; i < 3; i++)
 		storages[i].memory = bytes;
 	content.parts = &pickle;
@@ -422,7 +305,7 @@ TEST(power_lost_while_a_torch_file_is_saved_leaves_old_or_new)
 	recording = false;
 	CHECK(!stat(target, &st) && st.st_ino != old_inode && st.st_size <= (off_t)sizeof(covered));
 	for (unsigned int i = 0; i < event_count; i++)
-		if (events[i].kind == RENAME) {
+		if (is_naming(&events[i])) {
 			named = i;
 			names++;
 		}
@@ -430,13 +313,13 @@ TEST(power_lost_while_a_torch_file_is_saved_leaves_old_or_new)
 	for (unsigned int i = 0; i < event_count; i++)
 		if (events[i].kind == WRITE) {
 			CHECK_EQ(events[i].inode, st.st_ino);
-			CHECK(i < named && followed(i, named, SYNC, st.st_ino));
+			CHECK(i < named && flushed(i, named, st.st_ino));
 			memset(covered + events[i].offset, 1, events[i].length);
 		}
 	/* The log has every byte of the file. */
 	for (off_t i = 0; i < st.st_size; i++)
 		CHECK(covered[i]);
-	CHECK(followed(named, event_count, SYNC_FOLDER, 0));
+	CHECK(flushed(named, event_count, folder));
 }
 
 TEST_MAIN

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The power goes at any moment in the life of a folder of checkpoints: it is made, steps are saved
- * by two ranks, one is replaced, one abandoned, old ones are removed. Every call that decides what
- * survives is wrapped by the linker (-Wl,--wrap) and written down. From that log every crash point
- * is played: of the names in a folder that were changed since it was flushed, any may have changed
- * and any not; a file that was written and not flushed since is torn.
+ * by two ranks, one is replaced, one abandoned, old ones are removed. From the log of power.h every
+ * crash point is played: of the names in a folder that were changed since it was flushed, any may
+ * have changed and any not; a file that was written and not flushed since is torn.
  *
  * In each outcome: a step that has a manifest has all files that this manifest was written for, and
  * no other in their place, flushed; the manifest itself is whole. And a step whose commit has
@@ -12,156 +11,11 @@
  *
  * Not covered: what tests/crash/test_power.c says that it does not cover.
  */
-#include <pthread.h>
 #include "../conform/steps.h"
+#include "power.h"
 
-#define EVENTS_MAX 4096
 #define NAMES_MAX 512
 #define RANKS 2
-
-enum event_kind { WRITE, FLUSH, NAME, UNNAME, COMMITTED };
-
-struct event {
-	enum event_kind kind;
-	ino_t folder;			/* NAME, UNNAME: in this; FLUSH: this, or a file */
-	ino_t inode;			/* NAME: what has the name from now on; WRITE */
-	uint64_t step;			/* COMMITTED */
-	char name[40];
-};
-
-static struct event events[EVENTS_MAX];
-static unsigned int event_count;
-static bool recording;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void note(enum event_kind kind, ino_t folder, const char *name, ino_t inode, uint64_t step)
-{
-	if (!recording)
-		return;
-	pthread_mutex_lock(&lock);
-	CHECK(event_count < EVENTS_MAX);
-	events[event_count] = (struct event){ kind, folder, inode, step, "" };
-	if (name)
-		snprintf(events[event_count].name, sizeof(events[0].name), "%s", name);
-	event_count++;
-	pthread_mutex_unlock(&lock);
-}
-
-static ino_t inode_at(int folder, const char *name, int flags)
-{
-	struct stat st;
-
-	return fstatat(folder, name, &st, flags) ? 0 : st.st_ino;
-}
-
-static ino_t inode_of(int fd)
-{
-	return inode_at(fd, "", AT_EMPTY_PATH);
-}
-
-/* What has a name from now on. It is held, as its inode must not be used again for another. */
-static void note_name(int folder, ino_t inode, const char *path, const char *name)
-{
-	if (recording)
-		CHECK(openat(folder, path, O_PATH | O_NOFOLLOW | O_CLOEXEC) >= 0);
-	note(NAME, inode, name, inode_at(folder, path, AT_SYMLINK_NOFOLLOW), 0);
-}
-
-/* The folder that a path leads into, and its last part. */
-static ino_t folder_of(int folder, const char *path, const char **name)
-{
-	const char *slash = strrchr(path, '/');
-	char above[600];
-
-	*name = slash ? slash + 1 : path;
-	if (!slash)
-		return inode_of(folder);
-	snprintf(above, sizeof(above), "%.*s", (int)(slash - path), path);
-	return inode_at(folder, above, 0);
-}
-
-#define REAL(type, name, ...)                 \
-	type __real_##name(__VA_ARGS__);      \
-	type __wrap_##name(__VA_ARGS__);      \
-	type __wrap_##name(__VA_ARGS__)
-
-/* Noted after the fact: only what has ended can be relied upon, and only if it worked. */
-REAL(ssize_t, pwrite, int fd, const void *bytes, size_t length, off_t offset)
-{
-	ssize_t n = __real_pwrite(fd, bytes, length, offset);
-
-	if (n > 0)
-		note(WRITE, 0, NULL, inode_of(fd), 0);
-	return n;
-}
-
-REAL(ssize_t, pwrite64, int fd, const void *bytes, size_t length, off_t offset)
-{
-	ssize_t n = __real_pwrite64(fd, bytes, length, offset);
-
-	if (n > 0)
-		note(WRITE, 0, NULL, inode_of(fd), 0);
-	return n;
-}
-
-REAL(int, fdatasync, int fd)
-{
-	int rc = __real_fdatasync(fd);
-
-	if (!rc)
-		note(FLUSH, inode_of(fd), NULL, 0, 0);
-	return rc;
-}
-
-REAL(int, fsync, int fd)
-{
-	int rc = __real_fsync(fd);
-
-	if (!rc)
-		note(FLUSH, inode_of(fd), NULL, 0, 0);
-	return rc;
-}
-
-REAL(int, linkat, int fd, const char *from, int folder, const char *to, int flags)
-{
-	int rc = __real_linkat(fd, from, folder, to, flags);
-
-	if (!rc)
-		note_name(folder, inode_of(folder), to, to);
-	return rc;
-}
-
-REAL(int, renameat, int folder, const char *from, int to_folder, const char *to)
-{
-	int rc = __real_renameat(folder, from, to_folder, to);
-
-	/* Both names are of one folder here, and change together. */
-	if (!rc)
-		note_name(folder, inode_of(folder), to, to);
-	return rc;
-}
-
-REAL(int, unlinkat, int folder, const char *path, int flags)
-{
-	const char *name;
-	ino_t inode = folder_of(folder, path, &name);
-	int rc = __real_unlinkat(folder, path, flags);
-
-	if (!rc)
-		note(UNNAME, inode, name, 0, 0);
-	return rc;
-}
-
-REAL(int, mkdirat, int folder, const char *path, mode_t mode)
-{
-	int rc = __real_mkdirat(folder, path, mode);
-	const char *name;
-	ino_t inode = folder_of(folder, path, &name);
-
-	if (!rc)
-		note_name(folder, inode, path, name);
-	return rc;
-}
 
 /* ------------------------------------------------------------------------------ playing it -- */
 
@@ -178,17 +32,6 @@ static struct entry {
 	char name[40];
 } entries[NAMES_MAX];
 static unsigned int entry_count;
-
-/* Deterministic coins. */
-static unsigned int coin(unsigned int sides)
-{
-	static uint64_t state = 88172645463325252ull;
-
-	state ^= state << 13;
-	state ^= state >> 7;
-	state ^= state << 17;
-	return (unsigned int)(state >> 33) % sides;
-}
 
 static struct entry *find(ino_t folder, const char *name)
 {
@@ -212,14 +55,6 @@ static void apply(const struct event *event)
 		entry->inode = event->inode;
 	else if (entry)
 		*entry = entries[--entry_count];
-}
-
-static bool flushed(unsigned int at, unsigned int cut, ino_t what)
-{
-	for (unsigned int i = at + 1; i < cut; i++)
-		if (events[i].kind == FLUSH && events[i].folder == what)
-			return true;
-	return false;
 }
 
 static bool is_torn(ino_t file, unsigned int cut)
@@ -269,7 +104,7 @@ static void check_committed(unsigned int cut)
 	struct entry *step;
 
 	for (unsigned int i = 0; i < cut; i++)
-		if (events[i].kind == COMMITTED && events[i].step > last)
+		if (events[i].kind == DONE && events[i].step > last)
 			last = events[i].step;
 	if (!last)
 		return;
@@ -303,11 +138,11 @@ static void promise(uint64_t step, const struct pen_checkpoint_file *files)
 
 	snprintf(path, sizeof(path), "%s/step-%08llu/manifest.json", folder,
 		 (unsigned long long)step);
-	made->manifest = inode_at(AT_FDCWD, path, 0);
+	made->manifest = inode_named(path);
 	for (unsigned int i = 0; i < RANKS; i++) {
 		snprintf(path, sizeof(path), "%s/step-%08llu/%.31s", folder,
 			 (unsigned long long)step, files[i].name);
-		made->files[i] = inode_at(AT_FDCWD, path, 0);
+		made->files[i] = inode_named(path);
 		strcpy(made->names[i], files[i].name);
 		CHECK(made->files[i] != 0);
 	}
@@ -326,7 +161,7 @@ static void save(uint64_t step, uint32_t flags, bool commit)
 	}
 	if (commit) {
 		OK(pen_checkpoints_commit(ranks[0], files, RANKS, NULL, &kit_err));
-		note(COMMITTED, 0, NULL, 0, step);
+		note(&(struct event){ .kind = DONE, .step = step });
 		promise(step, files);
 	}
 	for (unsigned int i = commit; i < RANKS; i++)
@@ -349,12 +184,12 @@ TEST(power_lost_at_any_moment_leaves_what_was_committed_and_nothing_half)
 	struct pen_checkpoint_list *list;
 
 	snprintf(folder, sizeof(folder), "%s", in_scratch("a/b"));
-	root = inode_at(AT_FDCWD, in_scratch("."), 0);
+	root = inode_named(in_scratch("."));
 	recording = true;
 	for (unsigned int i = 0; i < RANKS; i++)
 		ranks[i] = steps_open(folder, PEN_WRITE, i);
-	above = inode_at(AT_FDCWD, in_scratch("a"), 0);
-	inside = inode_at(AT_FDCWD, folder, 0);
+	above = inode_named(in_scratch("a"));
+	inside = inode_named(folder);
 	save(1, 0, true);
 	save(2, 0, true);
 	save(2, PEN_CHECKPOINT_OVERWRITE, true);

@@ -248,8 +248,8 @@ def kill():
         there = check(path, [there, value])
     run(2, save_value, path, value + 1)
     check(path, [value + 1])
-    left = sorted(name for name in os.listdir(path))
-    assert len(left) == 3 and left[0] == ".metadata", left
+    left = sorted(os.listdir(path))
+    assert len(left) == 4 and left[:2] == [".metadata", ".penstock.lock"], left
 
 
 def warm_up():

@@ -231,6 +231,107 @@ def test_what_one_rank_cannot_use_and_steps_that_cannot_go_are_heard_by_all(tmp_
     assert all(line.endswith("; True [1] [2, 3]") for line in said)
 
 
+def test_a_rank_that_cannot_put_its_state_in_place_is_heard_of_by_all(tmp_path):
+    said = in_ranks("""
+        class Picky:
+            def state_dict(self):
+                return {}
+            def load_state_dict(self, state):
+                raise LookupError("not mine")
+
+        class Fine(Picky):
+            def load_state_dict(self, state):
+                pass
+
+        class Stopped(Picky):
+            def load_state_dict(self, state):
+                raise KeyboardInterrupt
+
+        def attempt(call):
+            try:
+                call()
+                print("-", end="; ")
+            except BaseException as error:
+                print(f"{type(error).__name__} {error}", end="; ")
+
+        def main(rank, ckpt):
+            ckpt.save(1, {"o": Fine()})
+            for kind in Picky, Stopped:
+                attempt(lambda: ckpt.restore(into={"o": kind() if rank == 1 else Fine()}))
+                assert not ckpt.report().done
+            def stopped(step, fallback):
+                raise KeyboardInterrupt
+            if rank == 0:
+                ckpt._candidates = stopped
+            attempt(ckpt.restore)
+            if rank == 0:
+                del ckpt._candidates
+            ckpt.restore(into={"o": Fine()})
+            print(ckpt.report().done)
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    told = "Error cannot restore step 1: rank 1 failed: "
+    heard = f"{told}LookupError: not mine; {told}KeyboardInterrupt: ; "
+    first = "Error cannot go on without rank 0: KeyboardInterrupt: ; True"
+    assert said == [f"{heard}KeyboardInterrupt ; True",
+                    f"LookupError not mine; KeyboardInterrupt ; {first}", heard + first]
+
+
+def test_ctrl_c_on_one_rank_while_it_pickles_is_heard_of_by_all(tmp_path):
+    said = in_ranks("""
+        import signal
+
+        class Slow:
+            def __reduce__(self):
+                signal.raise_signal(signal.SIGINT)
+                return Slow, ()
+
+        def main(rank, ckpt):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                ckpt.save(1, Slow() if rank == 1 else {})
+            except BaseException as error:
+                print(f"{type(error).__name__} {error}", end="; ")
+            ckpt.wait()
+            ckpt.save(2, state_of(rank, 2))
+            ckpt.wait()
+            print(ckpt.steps())
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    assert said[0] == said[2] == ("Error cannot save step 1: rank 1 cannot: KeyboardInterrupt: ; "
+                                  "[2]")
+    assert said[1] == "KeyboardInterrupt ; [2]"
+
+
+def test_groups_that_are_none_are_refused_in_words(tmp_path):
+    said = in_ranks("""
+        def refused(group):
+            try:
+                Checkpointer(folder, process_group=group)
+            except ValueError as error:
+                print(error)
+
+        refused("x")
+
+        def main(rank, ckpt):
+            refused("x")
+            some = dist.new_group([0])
+            if rank:
+                refused(some)
+
+        print(*end(begin(main, 2)), sep="\\n")
+    """, tmp_path / "ckpt").splitlines()
+    assert [line.partition("process_group: ")[2].partition(", or leave")[0] for line in said] == [
+        "torch.distributed is not in use. Call torch.distributed.init_process_group() first",
+        *["'x' is no group of torch.distributed. Give what torch.distributed.new_group() has "
+          "returned"] * 2,
+        "this rank is not in that group. Make the Checkpointer on the ranks of the group alone"]
+
+
 def test_all_ranks_take_the_step_before_where_the_file_of_one_is_damaged(tmp_path):
     said = in_ranks("""
         import warnings

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import textwrap
 import threading
@@ -230,6 +231,7 @@ def test_ten_thousand_tensors_find_room(ckpt):
 @pytest.mark.parametrize("arguments, words", [
     ({"snapshot": "tape"}, "snapshot"), ({"keep": 0}, "keep"), ({"keep": 2.5}, "keep"),
     ({"keep": 2**32}, "keep"), ({"timeout": 0}, "timeout"), ({"timeout": "long"}, "timeout"),
+    ({"timeout": float("inf")}, "timeout"),
     ({"memory_limit": "much"}, "memory_limit"), ({"memory_limit": -1}, "memory_limit"),
     ({"memory_limit": 65536}, "at least 131072"),
     ({"transfer": "no"}, "no such type")])
@@ -333,6 +335,35 @@ def test_tensors_are_filled_where_they_lie(ckpt, monkeypatch):
     assert training.optimizer.state[training.model[0].weight]["exp_avg"].data_ptr() \
         == moments.data_ptr()
     assert state["t"] is target and target.tolist() == list(range(9))
+
+
+def test_generators_made_by_hand_draw_on_from_where_they_were(ckpt):
+    own = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=own)
+    saved(ckpt, 1, {"seeds": [own], "a": torch.ones(2)})
+    expected = torch.rand(4, generator=own)
+    other = torch.Generator()
+    state = {"seeds": [other], "a": torch.zeros(2)}
+    assert ckpt.restore(into=state)["seeds"][0] is other
+    assert torch.equal(torch.rand(4, generator=other), expected)
+    assert ckpt.restore()["seeds"][0].dtype == torch.uint8
+    saved(ckpt, 2, {"seeds": [7], "a": torch.ones(2)})
+    with pytest.raises(ValueError, match="seeds.0 was saved as a int, and is a generator"):
+        ckpt.restore(into=state)
+
+
+class Sampler:
+    """An object of the user's own, which is pickled with a generator in it."""
+
+    def __init__(self):
+        self.generator = torch.Generator()
+
+
+def test_an_object_that_needs_its_bytes_at_once_is_told_how_it_is_restored(ckpt):
+    saved(ckpt, 1, {"sampler": Sampler(), "a": torch.ones(2)})
+    with pytest.raises(penstock.Error, match="without into="):
+        ckpt.restore(into={"sampler": Sampler(), "a": torch.zeros(2)}, weights_only=False)
+    assert isinstance(ckpt.restore(weights_only=False)["sampler"].generator, torch.Generator)
 
 
 def test_a_fresh_optimizer_takes_what_was_loaded(ckpt):
@@ -519,6 +550,44 @@ def test_a_file_that_was_cut_is_not_passed_over_in_silence(ckpt):
         assert ckpt.restore(fallback=True) == [1]
 
 
+def test_a_manifest_that_was_cut_says_what_to_do(ckpt):
+    saved(ckpt, 1, [1])
+    os.truncate(Path(ckpt.path(1), "manifest.json"), 100)
+    for call in ckpt.show, ckpt.verify, ckpt.restore:
+        with pytest.raises(penstock.Error, match="at byte 100: .* restore an earlier one; "
+                                                 "'penstock ckpt verify --all'.* gc"):
+            call(1)
+
+
+def test_a_folder_that_was_removed_or_replaced_is_told_as_that(tmp_path):
+    folder = tmp_path / "ckpt"
+    with Checkpointer(folder) as ckpt:
+        saved(ckpt, 1, [1])
+        calls = [ckpt.latest, lambda: ckpt.show(1), ckpt.restore, lambda: ckpt.restore(1),
+                 lambda: ckpt.save(2, [2])]
+        shutil.rmtree(folder)
+        for call in calls:
+            with pytest.raises(FileNotFoundError, match="was removed or renamed .* open it anew"):
+                call()
+        folder.mkdir()
+        for call in calls:
+            with pytest.raises(FileNotFoundError, match="another folder is in the place"):
+                call()
+    with Checkpointer(folder) as ckpt:
+        saved(ckpt, 2, [2])
+        assert ckpt.steps() == [2]
+
+
+def test_a_folder_that_is_removed_during_a_save_is_told_and_nothing_hangs(tmp_path, monkeypatch):
+    with Checkpointer(tmp_path / "ckpt") as ckpt:
+        real = ckpt._store
+        monkeypatch.setattr(ckpt, "_store", lambda save: (shutil.rmtree(tmp_path / "ckpt"),
+                                                          real(save))[1])
+        ckpt.save(1, {"a": torch.ones(1000)})
+        with pytest.raises(FileNotFoundError, match="was removed or renamed .* open it anew"):
+            ckpt.wait()
+
+
 def test_a_state_that_does_not_fit_is_no_reason_to_take_another_step(ckpt):
     saved(ckpt, 1, {"a": torch.ones(1)})
     saved(ckpt, 2, {"b": torch.ones(1)})
@@ -631,6 +700,40 @@ def test_what_fails_at_the_end_is_told(tmp_path):
     assert os.listdir(tmp_path) == [".penstock.lock"]
 
 
+def test_a_step_that_is_there_is_not_called_lost_at_the_end(ckpt, monkeypatch, capsys):
+    fails(monkeypatch, "_remove_old", OSError("it stays"))
+    ckpt.save(1, [])
+    ckpt._wait()
+    _checkpointer._tell()
+    assert "penstock: step 1 was saved, but older ones were not removed: OSError: it stays" \
+        in capsys.readouterr().err
+    with pytest.raises(OSError, match="it stays"):
+        ckpt.wait()
+
+
+def test_where_no_thread_is_to_be_had_a_save_is_done_when_it_returns(ckpt, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert ckpt.save(1, {"a": torch.ones(9)}).done
+    with pytest.raises((AttributeError, TypeError)):
+        ckpt.save(2, {"lock": threading.Lock()})
+    assert ckpt.steps() == [1]
+
+
+def test_ctrl_c_before_the_thread_of_a_save_begins_is_waited_for_by_nobody(ckpt, monkeypatch):
+    def start(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, [])
+    saved(ckpt, 2, [])
+    assert ckpt.steps() == [2]
+
+
 def test_a_signal_abandons_the_save_and_the_next_start_sweeps(tmp_path):
     with Talk(textwrap.dedent(END) + "print('saved', flush=True)\nsys.stdin.readline()", tmp_path
               ) as talk:
@@ -668,6 +771,20 @@ def test_ctrl_c_in_save_abandons_it_and_another_goes_through(tmp_path):
         said, _ = talk.end()
     assert said.splitlines()[0].startswith("stopped KeyboardInterrupt")
     assert sorted(os.listdir(tmp_path)) == [".penstock.lock", "step-00000002"]
+
+
+def test_a_call_from_within_a_call_is_refused_and_does_not_wait_for_itself(ckpt):
+    class Eager:
+        """As a signal handler, which comes at any moment."""
+
+        def state_dict(self):
+            for call in lambda: ckpt.save(2, []), ckpt.wait, ckpt.restore:
+                with pytest.raises(penstock.Error, match="Have a signal handler set a flag"):
+                    call()
+            return {"steps": ckpt.steps()}
+
+    saved(ckpt, 1, {"eager": Eager()})
+    assert ckpt.restore() == {"eager": {"steps": []}} and ckpt.steps() == [1]
 
 
 def test_an_exception_in_the_block_is_not_hidden(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """torch.distributed.checkpoint with penstock.dcp as its storage, against torch's own classes."""
 import abc
+import contextlib
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +20,8 @@ from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
 import penstock
+from penstock import _penstock
+from penstock import dcp as module
 from penstock.dcp import Reader, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -220,6 +224,55 @@ def test_two_saves_into_one_folder_at_a_time_are_refused(tmp_path):
     seen = []
     dcp.save({"w": torch.randn(3)}, storage_writer=Writer(tmp_path), planner=Nested())
     assert seen and files(tmp_path) == ["__0_0.distcp"]
+
+
+def test_two_programs_that_save_into_one_folder_are_told_apart(tmp_path):
+    class Watched(Writer):
+        def finish(self, metadata, results):
+            with pytest.raises(penstock.Error, match=f"process {os.getpid()} on "):
+                _penstock.checkpoints_open(str(tmp_path), True, 0)
+            super().finish(metadata, results)
+
+    first = {"w": torch.zeros(30_000)}
+    save(first, tmp_path, Watched)
+    other = _penstock.checkpoints_open(str(tmp_path), True, 0)      # as another program would
+    with pytest.raises(dcp.CheckpointException, match="writes checkpoints there"):
+        save({"w": torch.ones(30_000)}, tmp_path)
+    assert files(tmp_path) == ["__0_0.distcp"]
+    assert load(first, tmp_path)["w"].equal(first["w"])
+    other.close()
+    save({"w": torch.ones(30_000)}, tmp_path)
+    assert files(tmp_path) == ["__0_1.distcp"]
+
+
+def test_a_save_that_failed_does_not_keep_its_program_from_the_next(tmp_path):
+    class Stopped(Writer):
+        def finish(self, metadata, results):
+            raise OSError("stopped")
+
+    state, stopped = {"w": torch.ones(3)}, Stopped(tmp_path)
+    with pytest.raises(dcp.CheckpointException, match="stopped"):
+        dcp.save(state, storage_writer=stopped)
+    save(state, tmp_path)
+    thread = threading.Thread(target=save, args=(state, tmp_path))
+    thread.start()
+    thread.join()
+    assert files(tmp_path) == ["__0_2.distcp"]
+
+
+def test_a_forked_child_has_nothing_to_do_with_what_its_parent_saves(tmp_path, monkeypatch):
+    folder = os.path.realpath(tmp_path)
+    monkeypatch.setattr(module, "_under_way", {(os.getpid(), folder)})
+    with module._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with contextlib.suppress(BaseException):
+                save({"w": torch.ones(3)}, tmp_path)
+                os._exit(0)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert files(tmp_path) == ["__0_0.distcp"]
 
 
 # ------------------------------------------------------------------- in the place of another one --

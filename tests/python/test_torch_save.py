@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import _progress, _torch_save
+from penstock import _penstock, _progress, _torch_save
 from support import MIB, Talk, environment, held_below, outcome, python
 from torch_objects import OBJECTS, alike
 
@@ -295,6 +295,15 @@ def test_the_report_says_what_was_digested(tmp_path):
     assert "unverified" not in str(report)
 
 
+@pytest.mark.parametrize("limit", [1, 65536, 131071])
+def test_a_memory_limit_that_is_too_small_is_told_the_least(tmp_path, limit):
+    with pytest.raises(penstock.Error, match=f"cannot keep .* {limit} bytes are .* 128 KiB"):
+        penstock.save([torch.ones(MIB)], tmp_path / "x.pt", memory_limit=limit)
+    penstock.save([torch.ones(MIB)], tmp_path / "x.pt", memory_limit=128 << 10)
+    with pytest.raises(penstock.Error, match=f"{limit} bytes are .* 128 KiB"):
+        penstock.load(tmp_path / "x.pt", memory_limit=limit)
+
+
 def test_a_small_memory_limit_is_kept(tmp_path):
     penstock.save([torch.ones(16 * MIB // 4)], tmp_path / "x.pt", memory_limit=4 * MIB)
     assert penstock.last_report().pinned_bytes <= 4 * MIB
@@ -545,3 +554,17 @@ def test_torch_called_by_penstock_is_not_called_back(tmp_path, monkeypatch):
     torch.save([torch.ones(2)], tmp_path / "x.pt", _use_new_zipfile_serialization=False)
     penstock.save([torch.ones(2)], tmp_path / "y.pt", _use_new_zipfile_serialization=False)
     assert torch.load(tmp_path / "x.pt")[0].tolist() == torch.load(tmp_path / "y.pt")[0].tolist()
+
+
+def test_a_pickler_asks_once_about_a_type_that_is_no_storage():
+    def answer(thing):
+        asked.append(thing)
+        if thing == "bad":
+            raise LookupError("bad")
+        return thing if isinstance(thing, float) else None
+
+    asked, ask = [], _penstock.ask_by_type(answer)
+    assert [ask(1), ask(2), ask(1.5), ask(2.5)] == [None, None, 1.5, 2.5]
+    with pytest.raises(LookupError):
+        ask("bad")
+    assert asked == [1, 1.5, 2.5, "bad"]
