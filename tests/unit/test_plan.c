@@ -833,7 +833,8 @@ TEST(coded_extents_are_cut_between_their_chunks)
 			CHECK((request->offset + request->length + 4095) / 4096 * 4096 -
 			      request->offset / 4096 * 4096 <= unit);
 			for (uint32_t c = 0; c < request->copy_count; c++) {
-				const struct plan_copy *copy = &plan->copies[request->first_copy + c];
+				const struct plan_copy *copy =
+					&plan->copies[request->first_copy + c];
 				const struct coding *coding = copy->coding;
 
 				if (!coding)
