@@ -308,7 +308,8 @@ static int gpu_pin(struct pen_device *device, void *host, size_t size, bool read
 		   struct pen_error *err)
 {
 	unsigned int flags = CUDA_REGISTER_PORTABLE |
-			     (read_only ? CUDA_REGISTER_READ_ONLY : CUDA_REGISTER_DEVICEMAP);
+			     CUDA_REGISTER_DEVICEMAP |
+			     (read_only ? CUDA_REGISTER_READ_ONLY : 0);
 	cuda_result result =
 		CUDA(state_of(device)->api, cuMemHostRegister_v2, host, size, flags);
 
