@@ -446,13 +446,20 @@ int job_start_coded(struct pen_device *device, const struct pen_extent *extents,
 
 void pen_job_poll(struct pen_job *job, struct pen_progress *progress)
 {
+	/* Asked for before the look: of a job that runs, it is earlier than the end. */
+	uint64_t now = os_now(), end;
 	bool ended = !atomic_load(&job->running);
-	uint64_t end = atomic_load(&job->end_ns);
 	int state = atomic_load(&job->state);
 
+	/* The last lane has gone, and may be about to write down when. */
+	if (ended && !atomic_load(&job->end_ns) && !inherited(job)) {
+		pthread_mutex_lock(&job->lock);
+		pthread_mutex_unlock(&job->lock);
+	}
+	end = atomic_load(&job->end_ns);
 	progress->total = job->schedule->plan->bytes;
 	progress->bytes = job_bytes(job);
-	progress->seconds = (double)((ended && end ? end : os_now()) - job->start_ns) / 1e9;
+	progress->seconds = (double)((ended && end ? end : now) - job->start_ns) / 1e9;
 	if (ended && state == PEN_RUNNING)
 		state = PEN_DONE;
 	else if (ended && state == PEN_DRAINING)

@@ -230,6 +230,7 @@ def test_the_page_cache_is_filled_after_the_last_load(penstock, model):
     assert again["cache_reason"] == ""
 
 
+@pytest.mark.alone
 def test_report_for_people(penstock, model):
     out = penstock.ok("load", model, "--device", "host").out
     assert re.match(r"35 tensors of 3 files: [\d.]+ kB in [\d.]+ m?s: [\d.]+ [GM]B/s \([\d.]+ "
@@ -253,6 +254,7 @@ def test_repeat_gives_the_median_and_each_run(penstock, gpu, model):
     assert len(load(fake, model, "--repeat", "20", "--no-ceiling")["runs"]) == 20
 
 
+@pytest.mark.alone
 def test_start_up_of_the_driver_is_told_apart_and_not_counted_against_the_ceiling(gpu, large):
     report = load(gpu(FAKE_CUDA_INIT_MS="300"), large, "--repeat", "2")
     first, second = report["runs"]
@@ -262,6 +264,7 @@ def test_start_up_of_the_driver_is_told_apart_and_not_counted_against_the_ceilin
     assert ceiling["share"] == pytest.approx(ceiling["seconds"] / spent, rel=.01)
 
 
+@pytest.mark.alone
 def test_setup_is_in_the_report_for_people(gpu, large):
     out = gpu(FAKE_CUDA_INIT_MS="300").ok("load", large).out
     assert re.search(r"\(\d\.\d\d s of it setup\)", out) and ", after the setup; it is" in out
@@ -309,6 +312,7 @@ def evicted(penstock, folder):
     return on_host(penstock, folder, "--drop-cache", "--no-ceiling")["not_evicted_bytes"] == 0
 
 
+@pytest.mark.alone
 def test_ceiling_of_cached_files_on_the_host_is_the_page_cache(penstock, large):
     bytes_of(large)
     report = on_host(penstock, large)
@@ -319,11 +323,13 @@ def test_ceiling_of_cached_files_on_the_host_is_the_page_cache(penstock, large):
     check_ceiling(report, report["bytes"] / ceiling["cache_gb_per_s"] / 1e9)
 
 
+@pytest.mark.alone
 def test_ceiling_for_people(penstock, large):
     out = penstock.ok("load", large, "--device", "host").out
     assert re.search(r"^  ceiling: \d+ % of it; it is [\d.]+ m?s \(.*GB/s\)$", out, re.M), out
 
 
+@pytest.mark.alone
 def test_ceiling_does_not_fail_for_a_page_that_is_cached(penstock, large):
     """The ends of a file that was just written, and its header, are; all else is cold."""
     if not evicted(penstock, large):
@@ -337,6 +343,7 @@ def test_ceiling_does_not_fail_for_a_page_that_is_cached(penstock, large):
     assert report["ceiling"] and report["ceiling"]["store_gb_per_s"] > 0
 
 
+@pytest.mark.alone
 def test_ceiling_of_what_is_too_small_is_left_out(penstock, model, large):
     report = on_host(penstock, model)
     assert report["ceiling"] is None and report["ceiling_reason"] == "too small to measure"
@@ -354,6 +361,7 @@ def cached_pages(path):
     return None if failed else counts[0]
 
 
+@pytest.mark.alone
 def test_other_users_look_at_the_cache_without_changing_it(penstock, open_dir):
     """They may not ask what is cached, and reads that look would bring in what they look at."""
     if os.geteuid():
@@ -376,6 +384,7 @@ def test_other_users_look_at_the_cache_without_changing_it(penstock, open_dir):
     assert report["not_evicted_bytes"] <= 0.1 * report["bytes"]
 
 
+@pytest.mark.alone
 def test_ceiling_of_cold_files_is_the_store(penstock, gpu, large):
     if not evicted(penstock, large):
         pytest.skip("this file system does not drop its page cache")
@@ -406,6 +415,7 @@ def test_ceiling_of_half_cached_files_on_the_host_has_both_parts(penstock, large
     check_ceiling(report, max(times) / 1e9)
 
 
+@pytest.mark.alone
 def test_ceiling_of_cached_files_on_the_gpu_is_the_copies(gpu, large):
     bytes_of(large)
     report = load(gpu(), large)
@@ -425,6 +435,7 @@ def test_ceiling_takes_little_time_and_can_be_left_out(penstock, large):
     assert time.monotonic() - start < 3
 
 
+@pytest.mark.alone
 def test_ceiling_leaves_the_tensors_alone(gpu, penstock, large, expected):
     """Hashing comes first; a second load in the same process would show a changed page cache."""
     right = expected(large)

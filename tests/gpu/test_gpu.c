@@ -14,7 +14,6 @@
 
 #define MIB ((uint64_t)1 << 20)
 #define FILE_SIZE (96 * MIB + 123)
-#define FILE_NAME "gpu-test.bin"
 
 static struct pen_error err;
 static const struct cuda_api *cuda;
@@ -68,9 +67,18 @@ static void *function(const char *name)
 	return symbol;
 }
 
+/* In the working folder, where a build of another kind may be at the same test. */
+static const char *file_name(void)
+{
+	static char name[32];
+
+	snprintf(name, sizeof(name), "gpu-test-%d.bin", (int)getpid());
+	return name;
+}
+
 static void remove_file(void)
 {
-	unlink(FILE_NAME);
+	unlink(file_name());
 }
 
 /* A file that holds the pattern, in the page cache and on disk. */
@@ -78,7 +86,7 @@ static struct pen_object *open_file(void)
 {
 	static unsigned char block[1 << 20];
 	struct pen_object *file;
-	int fd = open(FILE_NAME, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	int fd = open(file_name(), O_RDWR | O_CREAT | O_TRUNC, 0600);
 
 	CHECK(fd >= 0);
 	atexit(remove_file);
@@ -90,13 +98,13 @@ static struct pen_object *open_file(void)
 	}
 	CHECK_EQ(fdatasync(fd), 0);
 	close(fd);
-	CHECK_PEN(pen_object_open(FILE_NAME, PEN_READ, 0, &file, &err));
+	CHECK_PEN(pen_object_open(file_name(), PEN_READ, 0, &file, &err));
 	return file;
 }
 
 static void uncache(void)
 {
-	int fd = open(FILE_NAME, O_RDONLY);
+	int fd = open(file_name(), O_RDONLY);
 
 	CHECK(fd >= 0);
 	CHECK_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);

@@ -128,7 +128,7 @@ RANKS = """
         try:
             call()
             print("-", end="; ")
-        except Exception as error:
+        except BaseException as error:      # Ctrl-C, too
             print(f"{type(error).__name__} {error}", end="; ")
 """
 
@@ -246,13 +246,6 @@ def test_a_rank_that_cannot_put_its_state_in_place_is_heard_of_by_all(tmp_path):
         class Stopped(Picky):
             def load_state_dict(self, state):
                 raise KeyboardInterrupt
-
-        def attempt(call):
-            try:
-                call()
-                print("-", end="; ")
-            except BaseException as error:
-                print(f"{type(error).__name__} {error}", end="; ")
 
         def main(rank, ckpt):
             ckpt.save(1, {"o": Fine()})
