@@ -182,6 +182,18 @@ static bool only_gpus(const struct schedule *schedule)
 	return !bytes;
 }
 
+/* Is it known that a GPU starts no kernels? Before the first is wanted it is not; then a lane finds
+ * out and steps down. */
+static bool lacks_kernels(const struct schedule *schedule)
+{
+	const struct plan *plan = schedule->plan;
+	bool lacks = false;
+
+	for (unsigned int i = 0; i < plan->device_count; i++)
+		lacks |= plan->device_bytes[i] && atomic_load(&plan->devices[i]->no_kernels);
+	return lacks;
+}
+
 static void choose_through(struct chooser *chooser)
 {
 	struct schedule *schedule = chooser->schedule;
@@ -207,8 +219,9 @@ static void choose_through(struct chooser *chooser)
 	} else if (chooser->options->digest_count) {
 		refuse(schedule, PATH_MAPPED, "no core would see the bytes to digest them");
 		add_cached(chooser, why);
-	} else if (schedule->plan->formed_bytes) {
-		refuse(schedule, PATH_MAPPED, "bytes are changed on their way out of staging");
+	} else if (schedule->plan->formed_bytes && lacks_kernels(schedule)) {
+		refuse(schedule, PATH_MAPPED,
+		       "the GPU starts no kernels, and no core may look into a mapping");
 		add_cached(chooser, why);
 	} else {
 		add_path(chooser, PATH_MAPPED,

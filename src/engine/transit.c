@@ -365,6 +365,27 @@ void transit_came_home(struct lane *lane, struct transit *transit)
 
 /* --------------------------------------------------------------------------- the copies -- */
 
+/* Some of its copies are queued and one never will be: no kernel can be had for it, and no core may
+ * look into a mapping. It is taken anew by the next path down. */
+static void copy_barred(struct lane *lane, struct transit *transit, const struct pen_error *why)
+{
+	struct pen_error err;
+
+	if (!lane->leaving)
+		lane->why_leaving = *why;
+	lane->leaving = true;
+	for (uint32_t left = transit->devices; left; left &= left - 1) {
+		unsigned int d = (unsigned int)__builtin_ctz(left);
+
+		if (!lane_enter(lane, d, NULL))
+			device_stream_drain(lane->job->devices[d].device, lane_stream(lane, d));
+	}
+	/* What a kernel has said of its chunks must not be taken for the next transit's. */
+	if (copies_check(lane, transit, &err))
+		lane_fail(lane, &err);
+	take_anew(lane, transit);
+}
+
 static bool copy(struct lane *lane, struct transit *transit)
 {
 	struct pen_error err;
@@ -380,7 +401,9 @@ static bool copy(struct lane *lane, struct transit *transit)
 	transit->decoded = 0;
 	rc = copies_queue(lane, transit, &err);
 	transit->copying = transit->devices;
-	if (rc)
+	if (rc == -ENOTSUP && lane->queue.inner->lends)
+		copy_barred(lane, transit, &err);
+	else if (rc)
 		lane_fail(lane, &err);
 	else if (!lane_writes(lane) && lane->path.kind->seen)
 		look(lane, transit);

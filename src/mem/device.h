@@ -131,6 +131,7 @@ struct pen_device {
 	char name[32];		/* "host", "cuda:0" */
 	bool is_host;		/* the CPU and system calls can read and write its memory */
 	bool maps;		/* can pin file mappings read-only (the mapped path) */
+	atomic_bool no_kernels;	/* of a GPU: it was found that it starts none */
 	int index;		/* of the GPU; -1 on the host */
 	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */

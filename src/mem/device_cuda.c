@@ -621,6 +621,7 @@ static int need_kernels(struct pen_device *device, struct pen_error *err)
 		if (atomic_load(&state->kernels) == STARTING)
 			atomic_store(&state->kernels,
 				     load_kernels(device, &state->no_kernels) ? BROKEN : READY);
+		atomic_store(&device->no_kernels, atomic_load(&state->kernels) == BROKEN);
 		pthread_mutex_unlock(&state->kernel_lock);
 	}
 	if (atomic_load(&state->kernels) == READY)

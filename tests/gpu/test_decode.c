@@ -6,6 +6,7 @@
  * so.
  */
 #include <errno.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include "base/coding.h"
 #include "fake_gpu.h"
@@ -324,8 +325,8 @@ static uint64_t byte_count(const struct made *made)
 	return value_count(made) * planes_shapes[made->kind].bytes;
 }
 
-/* A packed file of all kinds. */
-static struct pen_model *make_model(void)
+/* A packed file of these. */
+static struct pen_model *pack_model(const struct made *made, size_t count)
 {
 	const char *from = in_scratch("plain.safetensors"), *to = in_scratch("packed.safetensors");
 	struct pen_save_tensor tensors[TENSORS];
@@ -334,15 +335,12 @@ static struct pen_model *make_model(void)
 	struct pen_save *save;
 	struct pen_pack *pack;
 
-	for (size_t i = 0; i < TENSORS; i++) {
-		mades[i].bytes = need(byte_count(&mades[i]) + 4);
-		make_values(mades[i].kind, mades[i].how, mades[i].bytes, value_count(&mades[i]));
+	for (size_t i = 0; i < count; i++)
 		tensors[i] = (struct pen_save_tensor){
-			.name = mades[i].name, .dtype = mades[i].dtype, .rank = 3,
-			.shape = mades[i].shape, .memory = mades[i].bytes,
+			.name = made[i].name, .dtype = made[i].dtype, .rank = 3,
+			.shape = made[i].shape, .memory = made[i].bytes,
 		};
-	}
-	CHECK_PEN(pen_save_start(from, tensors, TENSORS, NULL, &save, &err));
+	CHECK_PEN(pen_save_start(from, tensors, count, NULL, &save, &err));
 	CHECK_PEN(pen_save_wait(save, NULL, &err));
 	CHECK_PEN(pen_object_open(to, PEN_WRITE, 0, &object, &err));
 	CHECK_PEN(pen_pack_start(from, object, NULL, &pack, &err));
@@ -350,6 +348,19 @@ static struct pen_model *make_model(void)
 	CHECK_PEN(pen_object_commit(object, &err));
 	pen_object_close(object);
 	CHECK_PEN(pen_model_open(to, &model, &err));
+	return model;
+}
+
+/* A packed file of all kinds. */
+static struct pen_model *make_model(void)
+{
+	struct pen_model *model;
+
+	for (size_t i = 0; i < TENSORS; i++) {
+		mades[i].bytes = need(byte_count(&mades[i]) + 4);
+		make_values(mades[i].kind, mades[i].how, mades[i].bytes, value_count(&mades[i]));
+	}
+	model = pack_model(mades, TENSORS);
 	CHECK(pen_model_find(model, "bf16")->coded && !pen_model_find(model, "few")->coded);
 	return model;
 }
@@ -685,6 +696,131 @@ TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
 	free_model(model);
 	pen_device_close(device);
 }
+
+/* ---------------------------------------------------------------------------- with few cores -- */
+
+/* Large enough for the mapped path. */
+static struct made large = { "large", PEN_BF16, PLANES_BF16, WEIGHTS, { 64, 1024, 900 }, NULL };
+
+static struct pen_model *make_large(void)
+{
+	uint64_t size = byte_count(&large), part = 1 << 20;
+
+	large.bytes = need(size);
+	make_values(large.kind, large.how, large.bytes, part / 2);
+	for (uint64_t at = part; at < size; at += part)
+		memcpy(large.bytes + at, large.bytes, size - at < part ? size - at : part);
+	return pack_model(&large, 1);
+}
+
+static void have_few_cores(void)
+{
+	cpu_set_t all, few;
+	int count = 0;
+
+	CHECK_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+	CPU_ZERO(&few);
+	for (int i = 0; i < CPU_SETSIZE && count < 2; i++)
+		if (CPU_ISSET(i, &all)) {
+			CPU_SET(i, &few);
+			count++;
+		}
+	CHECK_EQ(sched_setaffinity(0, sizeof(few), &few), 0);
+}
+
+/* Load it by auto, `shift` bytes behind where memory begins. */
+static void load_large(struct pen_device *device, struct pen_model *model, uint64_t shift,
+		       struct pen_report *report)
+{
+	struct pen_placement placement = { .tensor = pen_model_find(model, large.name) };
+	uint64_t size = byte_count(&large);
+	unsigned char *back = need(size);
+	struct pen_job *job;
+	void *memory;
+
+	CHECK_PEN(pen_device_alloc(device, size + shift, &memory, &err));
+	placement.memory = (char *)memory + shift;
+	CHECK_PEN(pen_load_start(model, device, &placement, 1, NULL, &job, &err));
+	CHECK_PEN(pen_job_wait(job, report, &err));
+	CHECK_PEN(pen_device_get(device, back, placement.memory, size, &err));
+	CHECK(!memcmp(back, large.bytes, size));
+	CHECK_PEN(pen_device_free(device, memory, size + shift, &err));
+	free(back);
+}
+
+static uint64_t bytes_by(const struct pen_report *report, const char *path)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < report->path_count; i++)
+		bytes += strcmp(report->paths[i].path, path) ? 0 : report->paths[i].bytes;
+	return bytes;
+}
+
+TEST(with_few_cores_auto_lets_a_gpu_decode_out_of_the_page_cache)
+{
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_device *device = open_device("cuda:0");
+	struct pen_model *model;
+
+	if (!device->maps)
+		SKIP("this driver cannot register read-only memory");
+	have_few_cores();
+	model = make_large();
+	load_large(device, model, 0, &report);
+	CHECK_EQ(bytes_by(&report, "mapped"), report.bytes);
+	CHECK(!refused(&report, "mapped", "") && !refused(&report, "kernels", ""));
+	pen_model_close(model);
+	free(large.bytes);
+	pen_device_close(device);
+}
+
+TEST(with_few_cores_and_no_kernels_auto_steps_down_and_does_not_try_again)
+{
+	struct pen_report first = PEN_REPORT_INIT, second = PEN_REPORT_INIT;
+	struct pen_device *device;
+	struct pen_model *model;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuModuleLoadData:1+=209", 1);
+	/* The core's copies are out of plain memory, which the real driver takes. */
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	have_few_cores();
+	device = open_device("cuda:0");
+	model = make_large();
+	load_large(device, model, 0, &first);
+	CHECK_EQ(bytes_by(&first, "cached"), first.bytes);
+	CHECK(refused(&first, "mapped", "NO_BINARY_FOR_GPU"));
+	CHECK(refused(&first, "kernels", "NO_BINARY_FOR_GPU"));
+	load_large(device, model, 0, &second);
+	CHECK_EQ(bytes_by(&second, "cached"), second.bytes);
+	CHECK(refused(&second, "mapped", "starts no kernels"));
+	pen_model_close(model);
+	free(large.bytes);
+	pen_device_close(device);
+}
+
+TEST(what_no_kernel_can_store_leaves_the_mapped_path_and_is_right)
+{
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_device *device;
+	struct pen_model *model;
+
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	device = open_device("cuda:0");
+	if (!device->maps)
+		SKIP("this driver cannot register read-only memory");
+	have_few_cores();
+	model = make_large();
+	load_large(device, model, 1, &report);
+	CHECK(refused(&report, "mapped", "multiple of the size"));
+	CHECK_EQ(bytes_by(&report, "cached"), report.bytes);
+	pen_model_close(model);
+	free(large.bytes);
+	pen_device_close(device);
+}
+
+/* -------------------------------------------------------------------------- a call that fails -- */
 
 static atomic_uint calls;
 static unsigned int failing;
