@@ -14,8 +14,8 @@
  *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
  *   5. Kernels are loaded when the first is needed, and tried once: `kernels` says how it went.
  *   6. A verdict is a word of the host's memory that kernels may write to, for a fence that has
- *      ever needed one. They lie together, pinned when kernels are loaded; those that no fence has
- *      are 0.
+ *      ever needed one. They lie together, in pages that a child does not inherit, pinned when
+ *      kernels are loaded; those that no fence has are 0.
  *   7. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
  *      else comes after them.
  */
@@ -561,14 +561,17 @@ static int no_kernels(struct pen_device *device, cuda_result result, const char 
 static int make_verdicts(struct pen_device *device, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
-	void *memory = os_calloc_aligned(os_page_size(), VERDICT_BYTES);
+	void *memory;
+	int rc = os_map_huge(VERDICT_BYTES, device_node(device), &memory);
 
-	if (!memory) {
-		error_sys(err, -ENOMEM, "make verdicts for", device->name, -1);
+	if (rc) {
+		error_sys(err, rc, "make verdicts for", device->name, -1);
 		return err->code = -ENOTSUP;
 	}
+	/* A damaged chunk would go unseen if a fork left the GPU with other pages than ours. */
+	os_not_inherited(memory, VERDICT_BYTES);
 	if (device_pin(device, memory, VERDICT_BYTES, false, err)) {
-		free(memory);
+		os_unmap(memory, VERDICT_BYTES);
 		return err->code = -ENOTSUP;
 	}
 	state->verdicts = memory;
@@ -732,7 +735,7 @@ static void empty_idle(struct pen_device *device)
 		state->api->cuModuleUnload(state->module);
 	if (state->verdicts) {
 		state->api->cuMemHostUnregister(state->verdicts);
-		free(state->verdicts);
+		os_unmap(state->verdicts, VERDICT_BYTES);
 	}
 	pop(device);
 }
