@@ -15,7 +15,7 @@
  *  5. A late error poisons its context: nothing more runs there, and every call reports it.
  *  6. One mutex covers all state, copies included; a sleep for an injected delay is outside it.
  *  7. A kernel is one of ours, known by its name, and its twin in C runs in its place, late like a
- *     copy. It may read registered host memory only.
+ *     copy. It may use host memory only that is registered and mapped for the device.
  *  8. A synchronous copy from memory that is not registered has read its source when it returns,
  *     and nothing more: the bytes arrive in the order of the legacy stream, late.
  */
@@ -237,6 +237,7 @@ static const char *const fn_names[FN_COUNT] = {
 #define MEMTYPE_DEVICE		2U
 #define MEMTYPE_UNIFIED		4U
 
+#define REGISTER_DEVICEMAP	0x02U
 #define REGISTER_IOMEMORY	0x04U
 #define REGISTER_READ_ONLY	0x08U
 #define REGISTER_ALL		0x0fU
@@ -711,6 +712,16 @@ static enum host_kind host_kind(uintptr_t at, size_t n, const struct registratio
 		return HOST_MIXED;
 	*found = &regs[i];
 	return HOST_REGISTERED;
+}
+
+/* May a kernel use this host memory? Only what was registered to be mapped for the device is in its
+ * address space by the driver's word. */
+static bool kernel_reaches(uintptr_t at, size_t n, bool write)
+{
+	const struct registration *r;
+
+	return host_kind(at, n, &r) == HOST_REGISTERED && (r->flags & REGISTER_DEVICEMAP) &&
+	       !(write && (r->flags & REGISTER_READ_ONLY));
 }
 
 static bool still_mapped(uintptr_t at, size_t n)
@@ -2026,15 +2037,14 @@ static CUresult check_kernel(struct context *c, const struct op *op)
 	const struct kernel *k = op->kernel;
 	size_t sspan = (op->height - 1) * op->src.pitch + op->src.width;
 	size_t dspan = (op->height - 1) * op->dst.pitch + op->dst.width;
-	const struct registration *r;
 
 	if (op->src.width / k->from_size > KERNEL_NUMBERS_MAX)
 		violate("a kernel that counts in 32 bits was given too many numbers");
 	else if (op->src.at % k->from_size || op->dst.at % k->to_size ||
 		 (op->height > 1 && (op->src.pitch % k->from_size || op->dst.pitch % k->to_size)))
 		violate("a kernel was given an address that is not aligned");
-	else if (host_kind(op->src.at, sspan, &r) != HOST_REGISTERED)
-		violate("a kernel reads host memory that is not registered");
+	else if (!kernel_reaches(op->src.at, sspan, false))
+		violate("a kernel reads host memory that is not registered and mapped for it");
 	else if (!alloc_find(op->dst.at, dspan))
 		violate("a kernel writes outside of an allocation");
 	else
@@ -2077,7 +2087,6 @@ static CUresult check_decoder(struct context *c, struct op *op, const struct dec
 	const struct coding_kernel *decoder = &coding_kernels[op->kernel->decodes - 1];
 	const struct form *form = form_of(decoder->form);
 	size_t size = form ? form->to_size : planes_shapes[decoder->kind].bytes;
-	const struct registration *r;
 
 	op->src.at = (uintptr_t)launch->from;
 	op->dst.at = (uintptr_t)launch->to;
@@ -2089,9 +2098,9 @@ static CUresult check_decoder(struct context *c, struct op *op, const struct dec
 		violate("a kernel was told of chunks that contradict themselves");
 	else if (op->src.at % 16 || op->dst.at % size || launch->memory_pitch % (long long)size)
 		violate("a kernel was given an address that is not aligned");
-	else if (host_kind(op->src.at, op->src.width, &r) != HOST_REGISTERED ||
-		 host_kind((uintptr_t)launch->verdict, 4, &r) != HOST_REGISTERED)
-		violate("a kernel uses host memory that is not registered");
+	else if (!kernel_reaches(op->src.at, op->src.width, false) ||
+		 !kernel_reaches((uintptr_t)launch->verdict, 4, true))
+		violate("a kernel uses host memory that is not registered and mapped for it");
 	else if (!alloc_find(op->dst.at, op->dst.width))
 		violate("a kernel writes outside of an allocation");
 	else

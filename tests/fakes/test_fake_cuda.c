@@ -651,7 +651,7 @@ static void t_kernels(void)
 	OK(cuModuleLoadData(&module, image));
 	IS(500, cuModuleGetFunction(&kernel, module, "convert_nothing"));
 	OK(cuModuleGetFunction(&kernel, module, "convert_bf16_to_f32"));
-	OK(cuMemHostRegister_v2(p, SIZE, 0));
+	OK(cuMemHostRegister_v2(p, SIZE, 2));
 	OK(cuMemAlloc_v2(&d, sizeof(back)));
 	IS(1, cuLaunchKernel(kernel, 0, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
 	OK(cuLaunchKernel(kernel, 1, 2, 1, 32, 1, 1, 0, NULL, arguments, NULL));
@@ -668,6 +668,30 @@ static void t_kernels(void)
 	IS(700, cuMemFree_v2(d));
 	IS(700, cuMemHostUnregister(p));
 	CHECK(fake_cuda_leaks(NULL, 0) == 2);	/* the context, and a word about the address */
+}
+
+static void t_kernels_want_mapped_memory(void)
+{
+	static const _Alignas(8) uint32_t image[2] = { 0xba55ed50 };
+	uint16_t *p = (uint16_t *)pages(SIZE);
+	unsigned long long rows = 1, pitch = 0;
+	const void *from = p;
+	int numbers = 2;
+	handle module, kernel;
+	dptr d;
+	void *arguments[] = { &d, &from, &numbers, &rows, &pitch, &pitch };
+
+	start();
+	OK(cuModuleLoadData(&module, image));
+	OK(cuModuleGetFunction(&kernel, module, "convert_bf16_to_f32"));
+	OK(cuMemHostRegister_v2(p, SIZE, 1));
+	OK(cuMemAlloc_v2(&d, 8));
+	OK(cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	IS(700, cuCtxSynchronize());
+	IS(700, cuModuleUnload(module));
+	IS(700, cuMemFree_v2(d));
+	IS(700, cuMemHostUnregister(p));
+	CHECK(fake_cuda_leaks(NULL, 0) == 2);	/* the context, and a word about the memory */
 }
 
 static void t_2d(void)
@@ -1098,6 +1122,7 @@ static const struct {
 	{ "default streams", t_default_streams, 0, {} },
 	{ "2d", t_2d, 0, {} },
 	{ "kernels", t_kernels, 0, {} },
+	{ "kernels want mapped memory", t_kernels_want_mapped_memory, 0, {} },
 	{ "fail", t_fail, 0,
 	  { { "FAKE_CUDA_FAIL",
 	      "cuMemAlloc_v2:2=2,cuEventCreate:*=304,cuMemcpyDtoDAsync:2+=700" } } },
