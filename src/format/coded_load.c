@@ -73,12 +73,20 @@ static void damaged(const struct coding *coding, uint64_t chunk, struct pen_erro
 	coded_damaged(item->file, item->tensor, chunk, coding->offsets[chunk], err);
 }
 
+static int made_up(const struct pen_tensor *tensor, const char *why, struct pen_error *err)
+{
+	char shown[WORDS_NAME];
+
+	error_set(err, -EINVAL, "place tensor", words_name(shown, tensor->name), -1, "%s", why);
+	error_hint(err, "Take tensors from this model's pen_model_tensors()");
+	return -EINVAL;
+}
+
 /* The tensor's number in its file; the caller may have made the tensor up. */
 static int find(const struct coded_load *load, const struct pen_tensor *tensor, size_t *number,
 		struct pen_error *err)
 {
 	const struct coded *coded = load->model->coded[tensor->file];
-	char shown[WORDS_NAME];
 
 	for (size_t low = 0, high = coded ? coded->table->count : 0; low < high;) {
 		size_t middle = low + (high - low) / 2;
@@ -94,10 +102,7 @@ static int find(const struct coded_load *load, const struct pen_tensor *tensor, 
 		else
 			low = middle + 1;
 	}
-	error_set(err, -EINVAL, "place tensor", words_name(shown, tensor->name), -1,
-		  "it is said to be coded, and is not in its file");
-	error_hint(err, "Take tensors from this model's pen_model_tensors()");
-	return -EINVAL;
+	return made_up(tensor, "it is said to be coded, and is not in its file", err);
 }
 
 /* The table of chunks of a tensor, read and checked when it is first asked for. */
@@ -152,9 +157,11 @@ int coded_load_add(struct coded_load *load, const struct pen_tensor *tensor,
 		.context = item,
 	};
 	coding->pitch = coding->rows > 1 ? extent->object_pitch / size : coding->length;
-	load->codings[number] = coding;
 	first = coding->start / PLANES_CHUNK;
 	end = coding->start + (coding->rows - 1) * coding->pitch + coding->length;
+	if (end > known->values)
+		return made_up(tensor, "its box ends behind the values that its file has", err);
+	load->codings[number] = coding;
 	extent->offset = coding->offsets[first];
 	extent->length = coding_chunk_end(coding, (end - 1) / PLANES_CHUNK) - extent->offset;
 	extent->rows = extent->object_pitch = extent->memory_pitch = extent->form = 0;

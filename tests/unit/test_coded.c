@@ -344,6 +344,25 @@ TEST(a_tensor_that_was_made_up_is_refused)
 	pen_model_close(model);
 }
 
+TEST(a_shape_that_was_made_up_is_refused_before_the_table_of_chunks_is_left)
+{
+	static const uint64_t shape[] = { 1ull << 40 }, start[] = { (1ull << 40) - 1 };
+	struct pen_tensor tensor;
+	struct pen_placement placement = { .tensor = &tensor, .start = start, .stop = shape };
+	struct pen_model *model;
+	struct pen_error err;
+	uint64_t total;
+	void *memory;
+
+	CHECK(!pen_model_open(packed_file(), &model, &err));
+	tensor = *pen_model_find(model, "weights");
+	tensor.rank = 1;
+	tensor.shape = shape;
+	CHECK(load(model, &placement, 1, true, &memory, &total, &err) == -EINVAL);
+	CHECK(strstr(err.message, "behind the values") && err.hint[0]);
+	pen_model_close(model);
+}
+
 TEST(a_damaged_chunk_fails_the_load_and_is_named)
 {
 	const char *path = packed_file();
