@@ -2,8 +2,10 @@
 /*
  * From placements to extents. A box in a tensor is a set of loops, each with a count and a stride
  * in the file. Loops of one step fall away, and two that together step evenly become one; what is
- * left is a contiguous run, the rows of a strided extent - the loop that steps most often - and,
- * seldom, loops around it, which make one extent for each step.
+ * left is a contiguous run, the rows of a strided extent and, seldom, loops around it, which make
+ * one extent for each step. The rows are the loop that makes fewest extents. Of a coded tensor an
+ * extent has all chunks from its first value to its last; there they are the loop that costs least,
+ * or none.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -22,8 +24,12 @@
 #include "sys/os.h"
 
 #define ALIGNMENT 256u	/* of what pen_placement_layout() places */
-/* A loop has two steps at least, and all together fewer than 2^64; one more for the run. */
-#define LOOPS_MAX 65
+/* A loop has two steps at least, and all together fewer than 2^64; one more for the run, and one
+ * for rows that are none. */
+#define LOOPS_MAX 66
+/* A further extent of a coded tensor is a launch of its own: about what so many chunks take that are
+ * decoded beside others. */
+#define EXTENT_CHUNKS 8u
 
 struct loop {
 	uint64_t count;
@@ -142,24 +148,47 @@ static bool to_bytes(struct box *box, int dtype, const struct form *form)
 	return true;
 }
 
-/* The loop with most steps becomes the rows: few extents, whatever the shape. */
-static void choose_rows(struct box *box)
+/* What it costs to have this loop as rows, and so `extents` extents: as many, or, of a tensor with
+ * chunks of so many bytes, by what is decoded. */
+static uint64_t cost_of(const struct box *box, const struct loop *rows, uint64_t extents,
+			uint64_t chunk)
 {
-	unsigned int best = 1;
-	struct loop rows;
+	uint64_t span = (rows->count - 1) * rows->file + box->loops[0].count;
+
+	return chunk ? extents * (EXTENT_CHUNKS + 1 + span / chunk) : extents;
+}
+
+/* Which loop becomes the rows; one of a single step where it is best that none does. */
+static void choose_rows(struct box *box, uint64_t chunk)
+{
+	struct loop rows = { .count = 1 };
+	uint64_t steps = 1, least;
+	unsigned int best;
 
 	box->extents = 1;
 	if (box->loop_count < 2)
 		return;
-	for (unsigned int i = 2; i < box->loop_count; i++)
-		if (box->loops[i].count > box->loops[best].count)
-			best = i;
-	rows = box->loops[best];
+	for (unsigned int i = 1; i < box->loop_count; i++)
+		steps *= box->loops[i].count;
+	best = box->loop_count;
+	least = cost_of(box, &rows, steps, chunk);
+	for (unsigned int i = 1; i < box->loop_count; i++) {
+		const struct loop *loop = &box->loops[i];
+		uint64_t cost = cost_of(box, loop, steps / loop->count, chunk);
+
+		if (cost >= least)
+			continue;
+		least = cost;
+		best = i;
+	}
+	if (best < box->loop_count)
+		rows = box->loops[best];
+	else
+		box->loop_count++;
 	for (unsigned int i = best; i > 1; i--)
 		box->loops[i] = box->loops[i - 1];
 	box->loops[1] = rows;
-	for (unsigned int i = 2; i < box->loop_count; i++)
-		box->extents *= box->loops[i].count;
+	box->extents = steps / rows.count;
 }
 
 static int make_box(struct box *box, const struct pen_placement *placement, struct pen_error *err)
@@ -190,7 +219,7 @@ static int make_box(struct box *box, const struct pen_placement *placement, stru
 		return refuse(err, tensor, "Choose a box whose rows begin and end on whole bytes",
 			      "the box cuts a byte in two: %s has %u bits an element",
 			      pen_dtype_name(tensor->dtype), pen_dtype_bits(tensor->dtype));
-	choose_rows(box);
+	choose_rows(box, tensor->coded ? PLANES_CHUNK * pen_dtype_bits(tensor->dtype) / 8 : 0);
 	return 0;
 }
 

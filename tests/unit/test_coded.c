@@ -390,6 +390,66 @@ TEST(a_damaged_chunk_fails_the_load_and_is_named)
 
 #define MANY (70u * 16384u + 5u)	/* values of more than two parts */
 
+/* Load a box of a tensor of this shape, and compare it; returns how often what is stored of the
+ * tensor was decoded. */
+static double decoded_for(const uint64_t *shape, const uint64_t *start, const uint64_t *stop)
+{
+	static uint16_t values[MANY], found[MANY];
+	struct pen_save_options coded = PEN_SAVE_OPTIONS_INIT;
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_save_tensor tensor = { .name = "w", .dtype = PEN_BF16, .rank = 3,
+					  .shape = shape, .memory = values };
+	struct pen_placement placement = { .memory = found, .start = start, .stop = stop };
+	const char *path = in_scratch("box.safetensors");
+	const uint16_t *next = found;
+	struct pen_device *host;
+	struct pen_model *model;
+	struct pen_save *saved;
+	struct pen_error err;
+	struct pen_job *job;
+	double times;
+
+	make_weights();
+	for (uint32_t i = 0; i < MANY; i++)
+		values[i] = weights[i % VALUES];
+	CHECK(shape[0] * shape[1] * shape[2] <= MANY);
+	coded.coded = 1;
+	CHECK(!pen_save_start(path, &tensor, 1, &coded, &saved, &err));
+	CHECK(!pen_save_wait(saved, NULL, &err));
+	CHECK(!pen_model_open(path, &model, &err) && !pen_device_open("host", &host, &err));
+	placement.tensor = pen_model_find(model, "w");
+	CHECK(!pen_load_start(model, host, &placement, 1, NULL, &job, &err));
+	CHECK(!pen_job_wait(job, &report, &err));
+	for (uint64_t i = start[0]; i < stop[0]; i++)
+		for (uint64_t j = start[1]; j < stop[1]; j++)
+			for (uint64_t k = start[2]; k < stop[2]; k++)
+				CHECK(*next++ == values[(i * shape[1] + j) * shape[2] + k]);
+	times = (double)report.coded_bytes / (double)placement.tensor->coded;
+	pen_model_close(model);
+	pen_device_close(host);
+	return times;
+}
+
+/* With the loop of most steps as rows, each of the others' steps would decode all of the tensor. */
+TEST(a_box_cut_in_two_dimensions_decodes_a_chunk_few_times)
+{
+	static const uint64_t shape[] = { 398, 90, 32 }, start[] = { 0, 0, 0 };
+	static const uint64_t stop[] = { 398, 80, 16 }, few[] = { 398, 2, 16 };
+
+	CHECK(decoded_for(shape, start, stop) < 10);
+	/* A launch for each of 398 steps would take longer than to decode it twice. */
+	CHECK(decoded_for(shape, start, few) < 3);
+}
+
+/* As those of a rank are, in a stack of matrices. */
+TEST(chunks_between_long_rows_are_not_decoded)
+{
+	static const uint64_t shape[] = { 2, 560, 1024 }, start[] = { 0, 0, 0 };
+	static const uint64_t stop[] = { 2, 100, 1024 };
+
+	CHECK(decoded_for(shape, start, stop) < 0.25);
+}
+
 /* Lanes decode parts of it; the caller knows of one tensor. */
 TEST(a_tensor_that_many_lanes_decode_is_told_of_once_when_all_of_it_is_there)
 {
