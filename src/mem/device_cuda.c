@@ -12,7 +12,8 @@
  *   3. The context is retained exactly while the device is open and READY.
  *   4. Streams and events are kept from job to job: making one costs the driver's own lock, which
  *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
- *   5. Kernels are loaded when the first is needed, and tried once: `kernels` says how it went.
+ *   5. Kernels are loaded when the first is needed. What may pass, like a lack of memory, is said
+ *      and tried again; what cannot is kept in `kernels`.
  *   6. A verdict is a word of the host's memory that kernels may write to, for a fence that has
  *      ever needed one. They lie together, in pages that a child does not inherit, pinned when
  *      kernels are loaded; those that no fence has are 0.
@@ -64,8 +65,8 @@ struct cuda_state {
 	pthread_mutex_t idle_lock;	/* guards the two below */
 	struct idle streams, events;
 	pthread_mutex_t kernel_lock;	/* held by who loads them */
-	atomic_int kernels;		/* STARTING: not tried yet; READY; BROKEN: the error says
-					   why, and all that follows is set by then */
+	atomic_int kernels;		/* STARTING: not to be had yet; READY: all that follows is
+					   set by then; BROKEN: the error says why */
 	struct pen_error no_kernels;
 	void *module;
 	void *functions[PEN_FORMS];
@@ -549,10 +550,29 @@ static cuda_result copy_rows(const struct cuda_api *api, const struct device_cop
 
 /* -------------------------------------------------------------------------------- kernels -- */
 
+/* Is it the machine that says no, for good, and not the moment? */
+static bool stays_so(cuda_result result)
+{
+	switch (result) {
+	case CUDA_INVALID_IMAGE:
+	case CUDA_NO_BINARY:
+	case CUDA_INVALID_PTX:
+	case CUDA_NO_PTX_COMPILER:
+	case CUDA_UNSUPPORTED_PTX:
+	case CUDA_PTX_DISABLED:
+	case CUDA_NOT_FOUND:
+	case CUDA_NOT_SUPPORTED:
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* What a driver says no to, a core can do. */
 static int no_kernels(struct pen_device *device, cuda_result result, const char *operation,
-		      struct pen_error *err)
+		      bool *for_good, struct pen_error *err)
 {
+	*for_good = stays_so(result);
 	fail(device, result, operation, err);
 	return err->code = -ENOTSUP;
 }
@@ -578,60 +598,89 @@ static int make_verdicts(struct pen_device *device, struct pen_error *err)
 	return 0;
 }
 
-static int load_kernels(struct pen_device *device, struct pen_error *err)
+static int find_kernels(struct pen_device *device, bool *for_good, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
 	const struct cuda_api *api = state->api;
-	int same = 0;
+	cuda_result result = 0;
+
+	for (uint64_t i = 1; i < PEN_FORMS && !result; i++)
+		result = CUDA(api, cuModuleGetFunction, &state->functions[i], state->module,
+			      form_of(i)->kernel);
+	for (unsigned int i = 0; i < CODING_KERNELS && !result; i++)
+		result = CUDA(api, cuModuleGetFunction, &state->decoders[i], state->module,
+			      coding_kernels[i].name);
+	return result ? no_kernels(device, result, "find a kernel on", for_good, err)
+		      : make_verdicts(device, err);
+}
+
+/* -ENOTSUP with words; `for_good` where there is no use in trying again. */
+static int load_kernels(struct pen_device *device, bool *for_good, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	const struct cuda_api *api = state->api;
+	int same = 0, rc;
 	cuda_result result;
 
+	*for_good = true;
 	if (!api->cuModuleLoadData || !api->cuModuleUnload || !api->cuModuleGetFunction ||
 	    !api->cuLaunchKernel)
 		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
 				 "the driver starts no kernels");
 	result = CUDA(api, cuDeviceGetAttribute, &same, CUDA_ATTRIBUTE_HOST_POINTERS,
 		      state->device);
+	*for_good = !result;
 	if (result || !same)
 		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
 				 "this GPU does not read the host's memory by itself");
+	*for_good = false;
 	result = CUDA(api, cuModuleLoadData, &state->module, kernels_image);
 	if (result) {
 		state->module = NULL;
-		return no_kernels(device, result, "load kernels on", err);
+		return no_kernels(device, result, "load kernels on", for_good, err);
 	}
-	for (uint64_t i = 1; i < PEN_FORMS; i++) {
-		result = CUDA(api, cuModuleGetFunction, &state->functions[i], state->module,
-			      form_of(i)->kernel);
-		if (result)
-			return no_kernels(device, result, "find a kernel on", err);
+	rc = find_kernels(device, for_good, err);
+	if (rc) {
+		api->cuModuleUnload(state->module);
+		state->module = NULL;
 	}
-	for (unsigned int i = 0; i < CODING_KERNELS; i++) {
-		result = CUDA(api, cuModuleGetFunction, &state->decoders[i], state->module,
-			      coding_kernels[i].name);
-		if (result)
-			return no_kernels(device, result, "find a kernel on", err);
+	return rc;
+}
+
+/* Under the lock: they are not there yet. */
+static int try_kernels(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	bool for_good;
+	int rc = load_kernels(device, &for_good, err);
+
+	if (!rc) {
+		atomic_store(&state->kernels, READY);
+	} else if (for_good) {
+		state->no_kernels = *err;
+		atomic_store(&device->no_kernels, true);
+		atomic_store(&state->kernels, BROKEN);
 	}
-	return make_verdicts(device, err);
+	return rc;
 }
 
 /* Are there kernels? -ENOTSUP with words where not. */
 static int need_kernels(struct pen_device *device, struct pen_error *err)
 {
 	struct cuda_state *state = state_of(device);
+	int rc = 0;
 
-	if (atomic_load_explicit(&state->kernels, memory_order_acquire) == STARTING) {
-		pthread_mutex_lock(&state->kernel_lock);
-		if (atomic_load(&state->kernels) == STARTING)
-			atomic_store(&state->kernels,
-				     load_kernels(device, &state->no_kernels) ? BROKEN : READY);
-		atomic_store(&device->no_kernels, atomic_load(&state->kernels) == BROKEN);
-		pthread_mutex_unlock(&state->kernel_lock);
-	}
-	if (atomic_load(&state->kernels) == READY)
+	if (atomic_load_explicit(&state->kernels, memory_order_acquire) == READY)
 		return 0;
-	if (err)
+	pthread_mutex_lock(&state->kernel_lock);
+	if (atomic_load(&state->kernels) == STARTING) {
+		rc = try_kernels(device, err);
+	} else if (atomic_load(&state->kernels) == BROKEN) {
 		*err = state->no_kernels;
-	return state->no_kernels.code;
+		rc = err->code;
+	}
+	pthread_mutex_unlock(&state->kernel_lock);
+	return rc;
 }
 
 /* One launch: `width` bytes of each row, from `at` on. */

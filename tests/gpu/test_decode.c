@@ -649,6 +649,37 @@ TEST(where_memory_cannot_be_pinned_a_core_decodes)
 	without_kernels("cuMemHostRegister_v2:1+=2", "could not be pinned");
 }
 
+/* What may pass is no reason to do without kernels from then on. */
+static void with_kernels_the_second_time(const char *fail)
+{
+	struct pen_report first = PEN_REPORT_INIT, second = PEN_REPORT_INIT;
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_device *device;
+	struct pen_model *model;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", fail, 1);
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	device = open_device("cuda:0");
+	model = make_model();
+	load_all(device, model, false, options, &first);
+	CHECK(refused(&first, "kernels", "OUT_OF_MEMORY"));
+	load_all(device, model, false, options, &second);
+	CHECK(!refused(&second, "kernels", "") && second.decode_seconds == 0);
+	free_model(model);
+	pen_device_close(device);
+}
+
+TEST(kernels_that_had_no_memory_are_loaded_by_the_next)
+{
+	with_kernels_the_second_time("cuModuleLoadData:1=2");
+}
+
+TEST(kernels_that_had_no_room_for_their_code_are_loaded_by_the_next)
+{
+	with_kernels_the_second_time("cuModuleGetFunction:9=2");
+}
+
 /* A core would have to look into a mapping, under which the file may be cut short. */
 TEST(without_kernels_nothing_is_decoded_out_of_the_page_cache)
 {
