@@ -683,6 +683,13 @@ static int need_kernels(struct pen_device *device, struct pen_error *err)
 	return rc;
 }
 
+/* Others may have been queued before: so it is never -ENOTSUP, after which a core would begin. */
+static int launch_failed(struct pen_device *device, cuda_result result, struct pen_error *err)
+{
+	fail(device, result, "start a kernel on", err);
+	return err->code = -EIO;
+}
+
 /* One launch: `width` bytes of each row, from `at` on. */
 static cuda_result launch_part(const struct cuda_api *api, void *function,
 			       const struct device_copy *copy, size_t at, size_t width,
@@ -719,7 +726,7 @@ static int launch(struct pen_device *device, struct device_stream *stream,
 		result = launch_part(state_of(device)->api, function, copy, at, width,
 				     stream->handle);
 	}
-	return result ? fail(device, result, "start a kernel on", err) : 0;
+	return result ? launch_failed(device, result, err) : 0;
 }
 
 /* A block for each chunk, of one warp. */
@@ -746,7 +753,7 @@ static int gpu_decode(struct pen_device *device, struct device_stream *stream,
 			      state->decoders[coding_kernel(part->coding)], launch.count, 1, 1,
 			      WARP_THREADS, 1, 1, 0, stream->handle, arguments, NULL);
 	}
-	return result ? fail(device, result, "start a kernel on", err) : 0;
+	return result ? launch_failed(device, result, err) : 0;
 }
 
 static int gpu_copy(struct pen_device *device, struct device_stream *stream,

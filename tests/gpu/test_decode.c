@@ -705,7 +705,8 @@ TEST(without_kernels_nothing_is_decoded_out_of_the_page_cache)
 	pen_device_close(device);
 }
 
-TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
+/* Also with a code that elsewhere means that a core can do it: others are under way. */
+static void launch_fails(const char *fail)
 {
 	struct pen_options options = PEN_OPTIONS_INIT;
 	struct pen_placement placement = { .tensor = NULL };
@@ -715,7 +716,7 @@ TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
 	void *memory;
 
 	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_FAIL", "cuLaunchKernel:1=719", 1);
+	setenv("FAKE_CUDA_FAIL", fail, 1);
 	device = open_device("cuda:0");
 	model = make_model();
 	placement.tensor = pen_model_find(model, "bf16");
@@ -726,6 +727,16 @@ TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
 	CHECK_TEXT(err.operation, "start a kernel on");
 	free_model(model);
 	pen_device_close(device);
+}
+
+TEST(a_kernel_that_cannot_be_started_ends_the_job_with_words)
+{
+	launch_fails("cuLaunchKernel:1=719");
+}
+
+TEST(a_kernel_that_the_driver_does_not_support_ends_the_job_with_words)
+{
+	launch_fails("cuLaunchKernel:1=801");
 }
 
 /* ---------------------------------------------------------------------------- with few cores -- */
