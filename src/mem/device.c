@@ -277,7 +277,8 @@ int device_decode(struct pen_device *device, struct device_stream *stream,
 
 unsigned int device_verdict(const struct device_fence *fence)
 {
-	/* A GPU has written it. */
+	/* A GPU wrote it before it let the fence pass, so it is not read before that was seen. */
+	atomic_thread_fence(memory_order_acquire);
 	return fence->verdict ? *(volatile unsigned int *)fence->verdict : 0;
 }
 

@@ -43,7 +43,7 @@ enum { STARTING, READY, BROKEN };
 #define GRID_ROWS_MAX 65535u
 /* Most bytes of a row in one launch; kernels count in 32 bits. */
 #define LAUNCH_WIDTH ((size_t)256 << 20)
-/* Verdicts, a word each: more than the fences of all lanes of two large jobs. */
+/* Verdicts, a word each: as many as the fences of all lanes of the largest job. */
 #define VERDICTS 4096u
 #define VERDICT_BYTES (VERDICTS * sizeof(unsigned int))
 
@@ -389,6 +389,9 @@ static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
 /* A verdict for the fence, if it has none; false: there are no more. */
 static bool need_verdict(struct cuda_state *state, struct device_fence *fence)
 {
+	/* It is asked for with each launch, by all lanes. */
+	if (fence->verdict)
+		return true;
 	pthread_mutex_lock(&state->idle_lock);
 	for (size_t i = 0; i < VERDICTS / 64 && !fence->verdict; i++) {
 		unsigned int bit;
