@@ -194,33 +194,70 @@ template <int size> static __device__ __forceinline__ void store(unsigned char *
 		*to = *from;
 }
 
-/* Where a value goes, by its number; NULL: it is not in the box. `after` of its row come behind. */
-template <int size>
-static __device__ __forceinline__ unsigned char *place_of(const decode_launch &launch, s64 number,
-						       s64 *after)
+/* The row of the box that a value lies in, or behind. */
+static __device__ __forceinline__ s64 row_of(const decode_launch &launch, s64 number)
 {
-	s64 row = launch.rows > 1 && number > 0 ? (s64)((u64)number / (u64)launch.pitch) : 0;
-	s64 column = number - row * launch.pitch;
+	return launch.rows > 1 && number > 0 ? (s64)((u64)number / (u64)launch.pitch) : 0;
+}
 
-	*after = launch.length - column;
-	return column < 0 || *after <= 0 || row >= launch.rows
+/* Where a value goes; NULL: it is not in the box. */
+template <int size>
+static __device__ __forceinline__ unsigned char *place_of(const decode_launch &launch, s64 row,
+						       s64 column)
+{
+	return column < 0 || column >= launch.length || row >= launch.rows
 		       ? nullptr
 		       : launch.to + row * launch.memory_pitch + column * size;
 }
 
+/* Are none of a lane's values in the box? */
+static __device__ __forceinline__ bool outside(const decode_launch &launch, s64 row, s64 column,
+					       int left)
+{
+	if (column < 0)
+		return column + EACH <= 0 || left <= 0;
+	return left <= 0 || row >= launch.rows ||
+	       (column >= launch.length &&
+		(row + 1 >= launch.rows || launch.pitch - column >= EACH));
+}
+
+/* Values of a step one by one, out of shared memory, so that neighbours are stored beside each
+ * other. The step's first has the number `first`. */
+template <int size>
+static __device__ __forceinline__ void deliver_mixed(const decode_launch &launch, s64 first,
+						     int left, int lane, const uint4 *mixed)
+{
+	s64 row = row_of(launch, first), column = first - row * launch.pitch;
+
+#pragma unroll 1
+	for (int i = lane; i < STEP; i += LANES) {
+		s64 there = column + i;
+		u32 more = 0;
+		unsigned char *to;
+
+		/* Long divisions are slow. */
+		if (launch.rows > 1 && there >= launch.pitch)
+			more = launch.pitch >= STEP ? 1 : (u32)there / (u32)launch.pitch;
+		to = place_of<size>(launch, row + more, there - more * launch.pitch);
+		if (to && i < left)
+			store<size>(to, reinterpret_cast<const unsigned char *>(mixed) + i * size);
+	}
+}
+
 /*
  * Store the values of a step where the box has them; the lane's first has the number `first`, and
- * `left` of the chunk's come from there on. Where each lane's go to one place, 16 bytes at once;
- * else one by one, by way of shared memory, so that neighbours are stored beside each other.
+ * `left` of the chunk's come from there on. Where each lane's go to one place, or nowhere, 16 bytes
+ * at once; else one by one.
  */
 template <typename Kind, typename Form>
 static __device__ __forceinline__ void deliver(const decode_launch &launch, s64 first, int left,
 					       int lane, const u32 *words, uint4 *mixed)
 {
 	constexpr int size = Form::bytes ? Form::bytes : Kind::bytes;
-	s64 after;
-	unsigned char *to = place_of<size>(launch, first, &after);
-	bool wide = to && left >= EACH && after >= EACH && reinterpret_cast<u64>(to) % 16 == 0;
+	s64 row = row_of(launch, first), column = first - row * launch.pitch;
+	unsigned char *to = place_of<size>(launch, row, column);
+	bool wide = to && left >= EACH && launch.length - column >= EACH &&
+		    reinterpret_cast<u64>(to) % 16 == 0, all;
 	u32 out[EACH * size / 4];
 
 #pragma unroll
@@ -230,24 +267,20 @@ static __device__ __forceinline__ void deliver(const decode_launch &launch, s64 
 		else if (i < Kind::words)
 			out[i] = words[i];
 	}
-	wide = __all_sync(ALL, wide);
-	uint4 *wide_to = wide ? reinterpret_cast<uint4 *>(to) : mixed + lane * size;
+	all = __all_sync(ALL, wide);
+	/* Of the columns of a rank a step has few, and most lanes have none. */
+	if (!all)
+		all = __all_sync(ALL, wide || outside(launch, row, column, left));
+	uint4 *wide_to = all ? reinterpret_cast<uint4 *>(to) : mixed + lane * size;
 #pragma unroll
 	for (int i = 0; i < size; i++)
-		wide_to[i] = make_uint4(out[i * 4], out[i * 4 + 1], out[i * 4 + 2],
-					out[i * 4 + 3]);
-	if (wide)
+		if (wide || !all)
+			wide_to[i] = make_uint4(out[i * 4], out[i * 4 + 1], out[i * 4 + 2],
+						out[i * 4 + 3]);
+	if (all)
 		return;
 	__syncwarp();
-	/* From the step's first value on. */
-	first -= lane * EACH;
-	left += lane * EACH;
-#pragma unroll 1
-	for (int i = lane; i < STEP; i += LANES) {
-		to = place_of<size>(launch, first + i, &after);
-		if (to && i < left)
-			store<size>(to, reinterpret_cast<const unsigned char *>(mixed) + i * size);
-	}
+	deliver_mixed<size>(launch, first - lane * EACH, left + lane * EACH, lane, mixed);
 	__syncwarp();
 }
 

@@ -22,4 +22,4 @@ def test_decoding_kernels_do_what_their_twin_does(tmp_path):
                    check=True, stdin=subprocess.DEVNULL)
     done = subprocess.run([program], text=True, capture_output=True, stdin=subprocess.DEVNULL,
                           timeout=300)
-    assert done.returncode == 0 and done.stdout == "1045 cells\n", done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout == "1265 cells\n", done.stdout + done.stderr

@@ -167,8 +167,13 @@ int main()
 			compare(number, 40000, how, false, { 5, 64, 9, 4096, 0 });
 			compare(number, 40000, how, false, { 39999, 1, 1, 1, 0 });
 			compare(number, 40000, how, false, { 0, 1, 400, 100, 3 });
+			/* Columns as a rank has them: few lanes of a step, or parts of lanes. */
+			compare(number, 40000, how, false, { 2048, 2048, 4, 8192, 0 });
+			compare(number, 40000, how, false, { 64, 48, 100, 256, 16 });
+			compare(number, 40000, how, false, { 16, 1000, 19, 1999, 0 });
+			compare(number, 40000, how, false, { 700, 100, 30, 520, 12 });
 			compare(number, 20000, how, true, { 0, 20000, 1, 20000, 0 });
-			cells += 19;
+			cells += 23;
 		}
 	std::printf("%u cells\n", cells);
 	return 0;
