@@ -443,7 +443,8 @@ struct pen_report {
 	double setup_seconds;		/* of these, before the device could take its first byte */
 	double gb_per_s;		/* bytes / seconds / 10^9 */
 	double cpu_seconds;		/* user + system time of the job's threads */
-	uint64_t pinned_bytes;		/* most staging memory held at once */
+	uint64_t pinned_bytes;		/* most staging memory held at once, and what cores need
+					   that do a GPU's work */
 	char device[32];
 	uint32_t lanes;			/* threads that moved bytes */
 	uint64_t requests;

@@ -12,15 +12,21 @@
 #include "engine/lane.h"
 #include "sys/os.h"
 
-/* Chunks of four bytes a value, in the largest form. */
-#define PART_CHUNKS 16u
-#define PART_SIZE ((size_t)PART_CHUNKS * PLANES_CHUNK * 4)
+/* A chunk of four bytes a value, in the largest form. */
+#define CHUNK_ROOM ((size_t)PLANES_CHUNK * 4)
+_Static_assert(PLAN_UNIT_CODED / 2 >= CHUNK_ROOM, "a part has room for a chunk");
 
 static int need_part(struct lane *lane, struct pen_error *err)
 {
+	size_t size = schedule_part(lane->job->schedule);
+
+	if (lane->part)
+		return 0;
+	lane->part = os_calloc(1, size);
 	if (!lane->part)
-		lane->part = os_calloc(1, PART_SIZE);
-	return lane->part ? 0 : error_sys(err, -ENOMEM, "change the form of", "what was read", -1);
+		return error_sys(err, -ENOMEM, "change the form of", "what was read", -1);
+	budget_count(&lane->job->budget, (int64_t)size);
+	return 0;
 }
 
 static int convert_part(struct lane *lane, unsigned int device, struct device_copy part,
@@ -42,7 +48,8 @@ static int convert_part(struct lane *lane, unsigned int device, struct device_co
 static int convert_by_core(struct lane *lane, unsigned int device,
 			   const struct device_copy *copy, struct pen_error *err)
 {
-	size_t room = PART_SIZE / copy->form->to_size * copy->form->from_size;
+	size_t room = schedule_part(lane->job->schedule) / copy->form->to_size *
+		      copy->form->from_size;
 	int rc = need_part(lane, err);
 
 	for (size_t row = 0; row < copy->rows && !rc; row++)
@@ -175,15 +182,15 @@ static int decode_by_core(struct lane *lane, unsigned int device, const struct c
 			  struct pen_error *err)
 {
 	const struct coding *coding = part->coding;
+	uint64_t most = schedule_part(lane->job->schedule) / CHUNK_ROOM;
 	int rc = need_part(lane, err);
 
-	for (uint64_t done = 0; done < part->count && !rc; done += PART_CHUNKS) {
+	for (uint64_t done = 0; done < part->count && !rc; done += most) {
 		uint64_t first = (part->first + done) * PLANES_CHUNK;
 		struct coding_part some = {
 			.coding = coding,
 			.first = part->first + done,
-			.count = part->count - done < PART_CHUNKS ? part->count - done
-								  : PART_CHUNKS,
+			.count = part->count - done < most ? part->count - done : most,
 			.stored = part->stored + (coding->offsets[part->first + done] -
 						  coding->offsets[part->first]),
 			.memory = lane->part,

@@ -59,6 +59,8 @@ void lane_fini(struct lane *lane)
 	while ((piece = staging_remove(&lane->staging)) != NULL)
 		piece_put(&lane->job->budget, piece);
 	staging_fini(&lane->staging);
+	if (lane->part)
+		budget_count(&lane->job->budget, -(int64_t)schedule_part(lane->job->schedule));
 	free(lane->transits);
 	free(lane->held);
 	free(lane->part);
@@ -123,8 +125,9 @@ static bool next_path(struct lane *lane, const struct pen_error *why)
 		return false;
 	if (kind->queue->lends) {
 		/* What it may no longer pin of the page cache it may take as staging memory. */
-		atomic_fetch_add(&job->budget.left,
-				 (int)(2 * lane->path.size / job->schedule->piece_size));
+		size_t share = 2 * (size_t)lane->path.size - schedule_part(job->schedule);
+
+		atomic_fetch_add(&job->budget.left, (int)(share / job->schedule->piece_size));
 		atomic_fetch_add(&job->budget.kept, 1);
 	}
 	/* For lanes of GDS a piece was kept. */

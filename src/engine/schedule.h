@@ -71,6 +71,10 @@ int schedule_new(enum pen_mode direction, struct pen_device *device,
 		 struct pen_error *err);
 void schedule_free(struct schedule *schedule);
 
+/* Bytes that a lane needs beside its staging where a core has to do what kernels do (forms.c), kept
+ * out of the promise for that; 0: never. */
+size_t schedule_part(const struct schedule *schedule);
+
 /* Pieces of staging that are kept for a path's lanes, so that none shall be without: also for
  * those of GDS, which stage when they have to step down. */
 unsigned int schedule_pieces_kept(const struct schedule *schedule, const struct path *path);

@@ -650,6 +650,29 @@ TEST(where_memory_cannot_be_pinned_a_core_decodes)
 	without_kernels("cuMemHostRegister_v2:1+=2", "could not be pinned");
 }
 
+TEST(what_a_core_decodes_in_is_within_the_memory_promise)
+{
+	struct pen_options options = PEN_OPTIONS_INIT;
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_device *device;
+	struct pen_model *model;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuModuleLoadData:1+=209", 1);
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	device = open_device("cuda:0");
+	model = make_model();
+	options.memory_limit = 256 << 10;
+	load_all(device, model, true, options, &report);
+	/* A piece, and a chunk of four bytes a value; a second piece would be too much. */
+	CHECK_EQ(report.pinned_bytes, (128 << 10) + (64 << 10));
+	options.memory_limit = 4 << 20;
+	load_all(device, model, true, options, &report);
+	CHECK(report.pinned_bytes <= options.memory_limit);
+	free_model(model);
+	pen_device_close(device);
+}
+
 /* What may pass is no reason to do without kernels from then on. */
 static void with_kernels_the_second_time(const char *fail)
 {
