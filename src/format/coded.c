@@ -201,7 +201,7 @@ static int match(const char *name, struct coded *coded, struct pen_error *err)
 }
 
 struct place {
-	uint64_t offset;
+	uint64_t offset, bytes;
 	size_t number;
 };
 
@@ -211,6 +211,9 @@ static int by_offset(const void *left, const void *right)
 
 	if (a->offset != b->offset)
 		return a->offset < b->offset ? -1 : 1;
+	/* An empty tensor begins where the next one does, and lies before it. */
+	if (!a->bytes != !b->bytes)
+		return a->bytes ? 1 : -1;
 	return a->number < b->number ? -1 : a->number > b->number;
 }
 
@@ -226,7 +229,7 @@ static int sort(const char *name, struct coded *coded, struct pen_error *err)
 	bool made = places && tensors && known && moved;
 
 	for (size_t i = 0; made && i < count; i++)
-		places[i] = (struct place){ table->tensors[i].offset, i };
+		places[i] = (struct place){ table->tensors[i].offset, table->tensors[i].bytes, i };
 	if (made && count)
 		qsort(places, count, sizeof(places[0]), by_offset);
 	for (size_t i = 0; made && i < count; i++) {

@@ -325,6 +325,70 @@ TEST(coded_tensors_are_loaded_whole_and_by_boxes)
 	pen_model_close(model);
 }
 
+/* Where the offsets of an entry of the file begin; quotes of the original header are escaped. */
+static char *offsets_of(char *header, const char *key)
+{
+	char *entry = strstr(header, key);
+
+	CHECK(entry != NULL);
+	entry = strstr(entry, "\"data_offsets\":[");
+	CHECK(entry != NULL);
+	return entry + strlen("\"data_offsets\":[");
+}
+
+/* Another writer may put an empty tensor where a coded one begins that was before it. */
+TEST(a_coded_tensor_behind_an_empty_one_is_found)
+{
+	static const uint64_t shape[] = { VALUES }, none[] = { 0 }, few[] = { 1000 };
+	struct pen_save_tensor tensors[] = {
+		{ .name = "weights", .dtype = PEN_BF16, .rank = 1, .shape = shape,
+		  .memory = weights },
+		{ .name = "xempty", .dtype = PEN_BF16, .rank = 1, .shape = none },
+		{ .name = "yplain", .dtype = PEN_F32, .rank = 1, .shape = few, .memory = plain },
+	};
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_placement placement = { .tensor = NULL };
+	const char *path = in_scratch("empty.safetensors");
+	static unsigned char bytes[1 << 20];
+	struct pen_model *model;
+	struct pen_save *saved;
+	struct pen_error err;
+	size_t size, length;
+	char *begin, *entry;
+	uint64_t total;
+	void *memory;
+	int fd, length_of;
+
+	make_weights();
+	options.coded = 1;
+	CHECK(!pen_save_start(path, tensors, 3, &options, &saved, &err));
+	CHECK(!pen_save_wait(saved, NULL, &err));
+	size = read_file(path, bytes, sizeof(bytes) - 1);
+	length = (size_t)*(uint64_t *)bytes;
+	CHECK(size > length + 8);
+	bytes[8 + length - 1] = 0;
+	begin = offsets_of((char *)bytes + 8, "\"weights\":");
+	entry = offsets_of((char *)bytes + 8, "\"xempty\":");
+	length_of = (int)strcspn(begin, ",");
+	CHECK((int)strcspn(entry, "]") > 2 * length_of);
+	memset(entry, ' ', strcspn(entry, "]"));
+	memcpy(entry, begin, (size_t)length_of);
+	entry[length_of] = ',';
+	memcpy(entry + length_of + 1, begin, (size_t)length_of);
+	bytes[8 + length - 1] = ' ';
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && pwrite(fd, bytes + 8, length - 1, 8) == (ssize_t)length - 1);
+	close(fd);
+	CHECK(!pen_model_open(path, &model, &err));
+	placement.tensor = pen_model_find(model, "weights");
+	CHECK(placement.tensor->coded &&
+	      pen_model_find(model, "xempty")->offset == placement.tensor->offset);
+	CHECK(!load(model, &placement, 1, true, &memory, &total, &err));
+	CHECK(!memcmp(memory, weights, sizeof(weights)));
+	release(memory, total);
+	pen_model_close(model);
+}
+
 TEST(a_tensor_that_was_made_up_is_refused)
 {
 	struct pen_tensor tensor;
