@@ -19,7 +19,7 @@ struct item {
 struct coded_load {
 	struct pen_model *model;
 	struct coded_chunks *chunks;	/* of each file of the model */
-	unsigned char **read;		/* of each file, which of its tensors' chunks have been */
+	unsigned char **wanted;		/* of each file, which of its tensors; or NULL: none */
 	struct item *items;		/* of each extent that is coded; others are all 0 */
 	const struct coding **codings;	/* the same as the engine wants it */
 };
@@ -33,11 +33,11 @@ int coded_load_new(struct pen_model *model, size_t room, struct coded_load **loa
 	if (new) {
 		new->model = model;
 		new->chunks = os_calloc(model->file_count + 1, sizeof(new->chunks[0]));
-		new->read = os_calloc(model->file_count + 1, sizeof(new->read[0]));
+		new->wanted = os_calloc(model->file_count + 1, sizeof(new->wanted[0]));
 		new->items = os_calloc(room + 1, sizeof(new->items[0]));
 		new->codings = os_calloc(room + 1, sizeof(new->codings[0]));
 	}
-	if (new && new->chunks && new->read && new->items && new->codings)
+	if (new && new->chunks && new->wanted && new->items && new->codings)
 		return 0;
 	coded_load_free(new);
 	*load = NULL;
@@ -52,10 +52,10 @@ void coded_load_free(void *load)
 		return;
 	for (size_t i = 0; old->chunks && i < old->model->file_count; i++)
 		coded_chunks_fini(&old->chunks[i]);
-	for (size_t i = 0; old->read && i < old->model->file_count; i++)
-		free(old->read[i]);
+	for (size_t i = 0; old->wanted && i < old->model->file_count; i++)
+		free(old->wanted[i]);
 	free(old->chunks);
-	free(old->read);
+	free(old->wanted);
 	free(old->items);
 	free(old->codings);
 	free(old);
@@ -105,22 +105,48 @@ static int find(const struct coded_load *load, const struct pen_tensor *tensor, 
 	return made_up(tensor, "it is said to be coded, and is not in its file", err);
 }
 
-/* The table of chunks of a tensor, read and checked when it is first asked for. */
-static int need_chunks(struct coded_load *load, uint32_t file, size_t number,
-		       struct pen_error *err)
+int coded_load_want(struct coded_load *load, const struct pen_tensor *tensor,
+		    struct pen_error *err)
+{
+	unsigned char **wanted = &load->wanted[tensor->file];
+	size_t number;
+	int rc = find(load, tensor, &number, err);
+
+	if (rc)
+		return rc;
+	if (!*wanted)
+		*wanted = os_calloc(load->model->coded[tensor->file]->table->count, 1);
+	if (!*wanted)
+		return error_sys(err, -ENOMEM, "load", load->model->files[tensor->file].name, -1);
+	(*wanted)[number] = 1;
+	return 0;
+}
+
+/* Chunks of neighbours are neighbours; tensors between them that are not coded have none. */
+static int read_file(struct coded_load *load, size_t file, struct pen_error *err)
 {
 	const struct coded *coded = load->model->coded[file];
-	struct pen_object *object = load->model->files[file].object;
-	int rc;
+	const unsigned char *wanted = load->wanted[file];
+	size_t count = wanted ? coded->table->count : 0, end;
+	int rc = 0;
 
-	if (!load->read[file])
-		load->read[file] = os_calloc(coded->table->count + 1, 1);
-	if (!load->read[file])
-		return error_sys(err, -ENOMEM, "load", object->name, -1);
-	if (load->read[file][number])
-		return 0;
-	rc = coded_chunks_read(coded, object, number, 1, &load->chunks[file], err);
-	load->read[file][number] = !rc;
+	for (size_t i = 0; i < count && !rc; i = end) {
+		for (end = i + 1; end < count && wanted[i]; end++)
+			if (!wanted[end] && coded->tensors[end].kind != PLANES_NONE)
+				break;
+		if (wanted[i])
+			rc = coded_chunks_read(coded, load->model->files[file].object, i, end - i,
+					       &load->chunks[file], err);
+	}
+	return rc;
+}
+
+int coded_load_read(struct coded_load *load, struct pen_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < load->model->file_count && !rc; i++)
+		rc = read_file(load, i, err);
 	return rc;
 }
 
@@ -135,8 +161,6 @@ int coded_load_add(struct coded_load *load, const struct pen_tensor *tensor,
 	size_t which;
 	int rc = find(load, tensor, &which, err);
 
-	if (!rc)
-		rc = need_chunks(load, tensor->file, which, err);
 	if (rc)
 		return rc;
 	known = &load->model->coded[tensor->file]->tensors[which];

@@ -16,6 +16,11 @@ int coded_load_new(struct pen_model *model, size_t room, struct coded_load **loa
 		   struct pen_error *err);
 void coded_load_free(void *load);	/* struct coded_load, or NULL */
 
+/* The tensors that will be added, all of them; then what the file says of their chunks. */
+int coded_load_want(struct coded_load *load, const struct pen_tensor *tensor,
+		    struct pen_error *err);
+int coded_load_read(struct coded_load *load, struct pen_error *err);
+
 /*
  * One extent of a coded tensor, which is not empty. On entry it is what it would be if the tensor
  * were an object of its own that is not coded; on return it is the chunks, as the `number`-th of

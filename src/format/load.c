@@ -376,6 +376,14 @@ static int add_codings(struct coded_load *load, const struct pen_placement *plac
 	int rc = 0;
 
 	for (size_t i = 0; i < count && !rc; i++) {
+		const struct pen_tensor *tensor = placements[extents[i].group].tensor;
+
+		if (tensor->coded && (!i || extents[i].group != extents[i - 1].group))
+			rc = coded_load_want(load, tensor, err);
+	}
+	if (!rc)
+		rc = coded_load_read(load, err);
+	for (size_t i = 0; i < count && !rc; i++) {
 		const struct pen_placement *placement = &placements[extents[i].group];
 
 		if (!placement->tensor->coded)

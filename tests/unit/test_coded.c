@@ -4,6 +4,7 @@
  * would write them, loaded whole and by boxes to where the caller or the job has memory; and what
  * happens when the k-th call out of the program fails on the way.
  */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include "penstock.h"
@@ -552,6 +553,70 @@ TEST(a_tensor_that_many_lanes_decode_is_told_of_once_when_all_of_it_is_there)
 	}
 	CHECK(told[0] && told[1] && told[2]);
 	CHECK(!pen_job_wait(job, NULL, &err));
+	pen_model_close(model);
+	pen_device_close(host);
+}
+
+static atomic_uint reads;
+static pthread_t reader;
+
+static int count_reads(const char *name)
+{
+	if (!strcmp(name, "pread") && pthread_equal(pthread_self(), reader))
+		reads++;
+	return 0;
+}
+
+#define LAYERS 20u
+
+/* The caller waits for it before anything else is read. */
+TEST(the_chunks_of_neighbours_are_read_at_once)
+{
+	static uint16_t found[LAYERS][5000];
+	static const uint64_t shape[] = { 5000 };
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_save_tensor tensors[LAYERS];
+	struct pen_placement placements[LAYERS];
+	const char *path = in_scratch("layers.safetensors");
+	char names[LAYERS][16];
+	struct pen_device *host;
+	struct pen_model *model;
+	struct pen_save *saved;
+	struct pen_error err;
+	struct pen_job *job;
+
+	make_weights();
+	memset(placements, 0, sizeof(placements));
+	for (unsigned int i = 0; i < LAYERS; i++) {
+		snprintf(names[i], sizeof(names[i]), "layer.%u", i);
+		tensors[i] = (struct pen_save_tensor){ .name = names[i], .dtype = PEN_BF16,
+						       .rank = 1, .shape = shape,
+						       .memory = weights + i * 100 };
+	}
+	options.coded = 1;
+	CHECK(!pen_save_start(path, tensors, LAYERS, &options, &saved, &err));
+	CHECK(!pen_save_wait(saved, NULL, &err));
+	CHECK(!pen_model_open(path, &model, &err) && !pen_device_open("host", &host, &err));
+	for (unsigned int i = 0; i < LAYERS; i++) {
+		placements[i].tensor = pen_model_find(model, names[i]);
+		placements[i].memory = found[i];
+		CHECK(placements[i].tensor->coded);
+	}
+	reader = pthread_self();
+	sys_fault_hook = count_reads;
+	CHECK(!pen_load_start(model, host, placements, LAYERS, NULL, &job, &err));
+	CHECK(!pen_job_wait(job, NULL, &err));
+	sys_fault_hook = NULL;
+	CHECK(reads == 1);
+	for (unsigned int i = 0; i < LAYERS; i++)
+		CHECK(!memcmp(found[i], weights + i * 100, sizeof(found[i])));
+	/* One that nobody wants lies between these. */
+	memset(found, 0, sizeof(found));
+	placements[7].tensor = placements[8].tensor;
+	CHECK(!pen_load_start(model, host, placements, LAYERS, NULL, &job, &err));
+	CHECK(!pen_job_wait(job, NULL, &err));
+	for (unsigned int i = 0; i < LAYERS; i++)
+		CHECK(!memcmp(found[i], weights + (i == 7 ? 8 : i) * 100, sizeof(found[i])));
 	pen_model_close(model);
 	pen_device_close(host);
 }
