@@ -471,10 +471,12 @@ struct pen_report {
 	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where they were
 					   decoded or their form changed */
 	uint64_t coded_bytes;		/* of `bytes`, those that were decoded on their way */
-	double decode_seconds;		/* that lanes took to decode, all together; 0 where a GPU
-					   did: then it is part of moving the bytes */
+	double decode_seconds;		/* that lanes took to decode, all together; what a GPU
+					   takes is part of moving the bytes, and not in it */
 	uint64_t device_staging_bytes;	/* most memory of GPUs that was staged in: always 0, since
 					   they read the host's by themselves */
+	uint64_t core_decoded_bytes;	/* of coded_bytes, those that lanes decoded; the others a
+					   GPU did */
 };
 
 /* How a write with options.groups took its bytes from memory. */

@@ -619,7 +619,7 @@ PyObject *report_dict(const struct pen_report *report)
 
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K,s:s,s:d,s:d,s:K,s:K,s:K,s:d,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K,s:K,s:K,s:d,s:K,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -637,7 +637,8 @@ PyObject *report_dict(const struct pen_report *report)
 		report->stored_seconds, "made_bytes", U64(report->made_bytes),
 		"delivered_bytes", U64(report->delivered_bytes), "coded_bytes",
 		U64(report->coded_bytes), "decode_seconds", report->decode_seconds,
-		"device_staging_bytes", U64(report->device_staging_bytes));
+		"device_staging_bytes", U64(report->device_staging_bytes),
+		"core_decoded_bytes", U64(report->core_decoded_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */

@@ -16,7 +16,7 @@ class Path(NamedTuple):
 
 _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes",
          "digested_bytes", "unverified_bytes", "made_bytes", "delivered_bytes", "coded_bytes",
-         "decode_seconds")
+         "decode_seconds", "core_decoded_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
             "latency_us_p99", "latency_us_max", "gathered_seconds", "stored_seconds",
             "device_staging_bytes")
@@ -42,9 +42,9 @@ class Report:
     it, and why. Where digests are looked at, ``digested_bytes`` have one and, on a load, match it;
     ``unverified_bytes`` moved without. ``delivered_bytes`` is what ``bytes`` are in memory: more or
     fewer where tensors were decoded or given another dtype on their way. ``coded_bytes`` are those
-    of ``bytes`` that were decoded; ``decode_seconds`` is what threads took for it, all together,
-    and 0 where a GPU did it in the place of copies, for which it needs no memory to stage in:
-    ``device_staging_bytes`` is 0.
+    of ``bytes`` that were decoded, ``core_decoded_bytes`` of these by threads, which took
+    ``decode_seconds`` for it, all together. The others a GPU decoded in the place of copies, for
+    which it needs no memory to stage in: ``device_staging_bytes`` is 0.
 
     Of a save that lets its memory change before the end, ``gathering`` is "ahead" where all of it
     found room in staging memory, and "streamed" where some had to wait for the store; of any other
@@ -83,6 +83,7 @@ class Report:
     coded_bytes: int
     decode_seconds: float
     device_staging_bytes: int
+    core_decoded_bytes: int
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -104,7 +105,12 @@ class Report:
                  f"to or from {self.device}; {self.cpu_seconds:.2f} s of CPU, "
                  f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
         if self.coded_bytes:
-            by = f"cores, {self.decode_seconds:.2f} s of them" if self.decode_seconds else "the GPU"
+            cores = f"cores, {self.decode_seconds:.2f} s of them"
+            by = "the GPU"
+            if self.core_decoded_bytes == self.coded_bytes:
+                by = cores
+            elif self.core_decoded_bytes:
+                by = f"the GPU, {self.core_decoded_bytes / 1e9:.3f} GB of that by {cores}"
             lines.append(f"  decoded: {self.coded_bytes / 1e9:.3f} GB of it, by {by}; "
                          f"{self.delivered_bytes / 1e9:.3f} GB were delivered")
         if self.unverified_bytes:

@@ -131,6 +131,8 @@ static int decode_here(struct lane *lane, const struct coding_part *part, bool d
 		}
 	}
 	lane->decode_ns += os_now() - start;
+	lane->core_decoded_bytes += coding_chunk_end(coding, part->first + part->count - 1) -
+				    coding->offsets[part->first];
 	return 0;
 }
 

@@ -133,7 +133,8 @@ struct lane {
 	struct hist latency;
 	uint64_t requests, retries, storage_bytes, cpu_ns;
 	uint64_t digested_bytes, unverified_bytes, delivered_bytes;
-	uint64_t coded_bytes, decode_ns;	/* decoded; and how long the lane took for it */
+	uint64_t coded_bytes;		/* decoded, by whomever ... */
+	uint64_t core_decoded_bytes, decode_ns;	/* ... by the lane, and how long it took for it */
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 

@@ -473,6 +473,8 @@ static void check_device(const char *name, const int *types, size_t type_count)
 			CHECK(report.coded_bytes && report.coded_bytes < report.bytes);
 			CHECK(!report.device_staging_bytes);
 			CHECK_EQ(report.decode_seconds > 0, !strcmp(name, "host"));
+			CHECK_EQ(report.core_decoded_bytes,
+				 strcmp(name, "host") ? 0 : report.coded_bytes);
 		}
 	free_model(model);
 	pen_device_close(device);
@@ -560,6 +562,32 @@ TEST(memory_that_does_not_lie_well_is_filled_by_cores)
 	pen_device_close(device);
 }
 
+/* One of them lies where no kernel can store it. */
+TEST(the_report_tells_what_cores_decoded_beside_a_gpu)
+{
+	struct pen_model *model = make_model();
+	struct pen_placement placements[] = { { .tensor = pen_model_find(model, "bf16") },
+					      { .tensor = pen_model_find(model, "f16") } };
+	struct pen_report report = PEN_REPORT_INIT;
+	uint64_t size = byte_count(&mades[0]) + byte_count(&mades[2]) + 1;
+	struct pen_device *device;
+	struct pen_job *job;
+	void *memory;
+
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	device = open_device("cuda:0");
+	CHECK_PEN(pen_device_alloc(device, size, &memory, &err));
+	placements[0].memory = memory;
+	placements[1].memory = (char *)memory + byte_count(&mades[0]) + 1;
+	CHECK_PEN(pen_load_start(model, device, placements, 2, NULL, &job, &err));
+	CHECK_PEN(pen_job_wait(job, &report, &err));
+	CHECK_EQ(report.core_decoded_bytes, placements[1].tensor->coded);
+	CHECK_EQ(report.coded_bytes, placements[0].tensor->coded + placements[1].tensor->coded);
+	CHECK_PEN(pen_device_free(device, memory, size, &err));
+	free_model(model);
+	pen_device_close(device);
+}
+
 static void check_damage(const char *name)
 {
 	struct pen_device *device = open_device(name);
@@ -631,6 +659,7 @@ static void without_kernels(const char *fail, const char *words)
 		exit(1);
 	}
 	CHECK(report.decode_seconds > 0);
+	CHECK_EQ(report.core_decoded_bytes, report.coded_bytes);
 	free_model(model);
 	pen_device_close(device);
 }

@@ -71,6 +71,8 @@ def test_the_report_tells_what_was_decoded(packed, device):
     assert 0 < report.coded_bytes < report.bytes < report.delivered_bytes
     assert report.device_staging_bytes == 0 and "decoded" in str(report)
     assert (report.decode_seconds > 0) == (device == "cpu")
+    assert report.core_decoded_bytes == (report.coded_bytes if device == "cpu" else 0)
+    assert ("by cores" if device == "cpu" else "by the GPU") in str(report)
 
 
 @pytest.mark.parametrize("options", [
