@@ -23,8 +23,8 @@
  *           QUEUED --failed, fell_short--> WAITING --advance, when its time has come--> QUEUED
  *           QUEUED --failed, the path is barred--> SENDABLE with what a write gathered, by the next
  *           path; anything else FREE, its range held for that
- *           COPYING --copy_barred, no kernel reads what is lent--> FREE, its range held for the next
- *           path
+ *           COPYING --copy_barred, no kernel reads what is lent--> FREE, its range held for the
+ *           next path
  *           any --drain, when the job has failed or was cancelled--> FREE
  *
  * Copies of the host alone pass COPYING in one step; one that failed stays there, as its job fails.

@@ -27,8 +27,8 @@
 /* A loop has two steps at least, and all together fewer than 2^64; one more for the run, and one
  * for rows that are none. */
 #define LOOPS_MAX 66
-/* A further extent of a coded tensor is a launch of its own: about what so many chunks take that are
- * decoded beside others. */
+/* A further extent of a coded tensor is a launch of its own: about what so many chunks take that
+ * are decoded beside others. */
 #define EXTENT_CHUNKS 8u
 
 struct loop {

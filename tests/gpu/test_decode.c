@@ -915,7 +915,7 @@ TEST(what_no_kernel_can_store_leaves_the_mapped_path_and_is_right)
 	pen_device_close(device);
 }
 
-/* -------------------------------------------------------------------------- a call that fails -- */
+/* ------------------------------------------------------------------------- a call that fails -- */
 
 static atomic_uint calls;
 static unsigned int failing;
