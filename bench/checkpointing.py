@@ -38,6 +38,7 @@ from typing import Any
 import penstock
 import torch
 import torch.distributed.checkpoint as dcp
+from chart import Bar, bars
 from penstock._torch_save import collect
 from penstock.compare.cache import set_state
 from penstock.compare.measure import Watch, clocked, device_ready, device_sync
@@ -429,19 +430,8 @@ def chart(rounds: list[Figures], title: str) -> str:
     """Bars of the steps a second, as SVG."""
     rates = {label: statistics.median(found) for name, label in LOOPS.items()
              if (found := [each[f"{name}-rate"] for each in rounds if f"{name}-rate" in each])}
-    most, parts = max(rates.values(), default=1.0), []
-    for number, (label, rate) in enumerate(rates.items()):
-        top, width = 40 + 34 * number, 360 * rate / most
-        colour = "#e8833a" if label.startswith("Checkpointer") else "#8a8f98"
-        label = label.replace('"', "&quot;")
-        parts.append(f'<text x="240" y="{top + 16}" text-anchor="end">{label}</text>'
-                     f'<rect x="250" y="{top}" width="{width:.1f}" height="24" fill="{colour}"/>'
-                     f'<text x="{256 + width:.1f}" y="{top + 16}">{rate:.2f}</text>')
-    body = "\n".join(parts)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="680" '
-            f'height="{50 + 34 * len(rates)}" font-family="sans-serif" font-size="13">\n'
-            f'<rect width="100%" height="100%" fill="white"/>\n'
-            f'<text x="10" y="22" font-size="14">{title}</text>\n{body}\n</svg>\n')
+    return bars(title, [Bar(label, rate, label.startswith("Checkpointer"))
+                        for label, rate in rates.items()])
 
 
 def main() -> int:

@@ -34,6 +34,7 @@ from typing import Any
 
 from . import _penstock, _report
 from ._error import Error, refuse
+from ._garbage import without_collections
 from ._names import file_name
 from ._options import MEMORY_LIMIT, options
 from ._ranks import Alone, Ranks, ranks_of, words
@@ -340,8 +341,6 @@ class Checkpointer:
         ``overwrite=True``: then it stays until the new one is whole. ``user`` is a dict of plain
         values for the manifest, see show().
         """
-        from ._torch_save import without_collections
-
         started = time.perf_counter()
         if self._read_only:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
@@ -675,6 +674,7 @@ class Checkpointer:
         with self._one_call():
             self._wait()
             skipped: list[tuple[int, str]] = []
+            self._check_alike(step, fallback)
             left = self._ranks.by_first(lambda: self._candidates(step, fallback))
             while True:
                 report = self._report = CheckpointReport("restore", left.pop(0))
@@ -691,6 +691,27 @@ class Checkpointer:
                 skipped.append((report.step, report.error))
                 warnings.warn(f"step {left[0]} is taken, since {report.step} is damaged: "
                               f"{report.error}", stacklevel=2)
+
+    def _check_alike(self, step: int | None, fallback: bool) -> None:
+        """All ranks restore the same."""
+        failure, asked = None, "the last step"
+        try:
+            if step is not None:
+                asked = f"step {_step_number(step)}"
+        except Exception as error:
+            failure = error
+        if fallback:
+            asked += ", or one before it"
+        told = self._ranks.gather((asked, "" if failure is None else words(failure)))
+        if failure is not None:
+            raise failure
+        for rank, (theirs, problem) in enumerate(told):
+            if problem:
+                raise refuse("restore", asked, f"rank {rank} cannot: {problem}",
+                             code=errno.ECANCELED)
+            if theirs != asked:
+                raise refuse("restore", asked, f"rank {rank} restores {theirs}",
+                             "All ranks restore with the same arguments")
 
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
         """The step that is wanted, and those that may stand in for it. One that has a manifest and

@@ -8,18 +8,17 @@ whatever devices they are on. torch.load opens it like any other.
 from __future__ import annotations
 
 import copyreg
-import gc
 import io
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _penstock, _report
 from ._device import device_name, open_device
 from ._error import raising
+from ._garbage import without_collections
 from ._names import file_name
 from ._options import options
 from ._progress import wait_or_stop
@@ -119,19 +118,6 @@ def why_torch_saves(obj: Any, f: Any, pickle_module: Any = pickle,
     if getattr(torch.serialization._serialization_tls, "skip_data", False):
         return "torch writes files without their bytes"
     return why_not(f)
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """A pickler keeps all that it meets, so that looking for garbage finds none, again and again,
-    in all that a program holds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:

@@ -32,7 +32,6 @@ transformers have made it takes as long as a load. None is begun here.
 """
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -48,6 +47,7 @@ from ._dtypes import dtype_index
 from ._error import shown
 from ._fork import Lock
 from ._frameworks import DTYPES, Torch, is_floating
+from ._garbage import without_collections
 from ._names import file_name
 from ._report import last_report
 
@@ -629,29 +629,6 @@ def _watched(weights: _Weights) -> Any:
     return Watched()
 
 
-class _NoSearchForGarbage:
-    """A block, of several threads at once maybe, in which Python looks for no garbage."""
-
-    _lock = Lock()
-    _inside = 0
-    _enabled = False
-
-    def __enter__(self) -> None:
-        kind = type(self)
-        with kind._lock:
-            if not kind._inside:
-                kind._enabled = gc.isenabled()
-                gc.disable()
-            kind._inside += 1
-
-    def __exit__(self, *exception: object) -> None:
-        kind = type(self)
-        with kind._lock:
-            kind._inside -= 1
-            if not kind._inside and kind._enabled:
-                gc.enable()
-
-
 def _build(name: str, folder: str, cls: Any, dtype: Any, load: _Load,
            kwargs: dict[str, Any]) -> Any:
     """The model out of configuration and weights."""
@@ -745,7 +722,7 @@ def from_pretrained(path: str | os.PathLike[str], device: Any = None, *, device_
     load.begin()
     try:
         cls = _model_class(auto_class)
-        with _NoSearchForGarbage():
+        with without_collections():
             return _build(name, folder, cls, dtype, load, kwargs)
     except BaseException as error:
         load.cancel()

@@ -3,7 +3,8 @@
 
     dcp_ranks.py SCENARIO FOLDER
 
-The ranks speak gloo. torch is imported once, before the fork, since that takes longest.
+The ranks speak gloo. torch is imported once, before the fork, since that takes longest; where it
+sees a GPU, that starts the driver, which a fork does not survive. So no GPU is seen.
 """
 import os
 import random
@@ -13,6 +14,8 @@ import sys
 import time
 import traceback
 import warnings
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 import torch.distributed as dist

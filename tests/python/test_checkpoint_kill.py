@@ -356,6 +356,33 @@ def test_all_ranks_take_the_step_before_where_the_file_of_one_is_damaged(tmp_pat
         and said[2].startswith("cannot verify")
 
 
+def test_ranks_that_restore_different_steps_are_told_so(tmp_path):
+    said = in_ranks("""
+        def main(rank, ckpt):
+            for step in 1, 2:
+                ckpt.save(step, state_of(rank, step))
+            ckpt.wait()
+            for step in [1 if rank else 2, 1 if rank == 2 else None, "x" if rank == 1 else 1]:
+                try:
+                    ckpt.restore(step)
+                    print("restored", end="; ")
+                except (penstock.Error, TypeError) as error:
+                    print(error, end="; ")
+            print((ckpt.restore(1, fallback=True)["t"] == 10 + rank).all())
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    hint = ". All ranks restore with the same arguments; "
+    last = f"cannot restore the last step: rank 2 restores step 1{hint}"
+    wrong = "cannot restore step 1: rank 1 cannot: "
+    assert len(said) == 3 and not any("restored" in line for line in said)
+    assert said[0].startswith(f"cannot restore step 2: rank 1 restores step 1{hint}{last}{wrong}")
+    assert said[1].startswith(f"cannot restore step 1: rank 0 restores step 2{hint}{last}")
+    assert wrong not in said[1] and "tensor(True)" in said[1]
+    assert f"cannot restore step 1: rank 0 restores the last step{hint}{wrong}" in said[2]
+
+
 def test_some_of_the_ranks_and_one_that_does_not_come_in_time(tmp_path):
     said = in_ranks("""
         def main(rank, ckpt):

@@ -57,3 +57,20 @@ def test_the_chart_has_a_bar_for_each_that_ran(checkpointing):
                                  {"penstock-device-rate": 0.75}], "steps")
     bars = [rect for rect in ElementTree.fromstring(chart).iter() if rect.get("height") == "24"]
     assert [float(bar.get("width")) for bar in bars] == [360.0, 180.0, 90.0]
+
+
+def test_a_chart_of_what_was_compared_has_the_fastest_first(bench_module):
+    found = {"loaders": [
+        {"name": "other", "label": "Other", "setting": "a < b",
+         "states": {"warm": {"seconds": {"median": 2.0, "min": 1.0, "max": 4.0}}}},
+        {"name": "penstock", "label": "Penstock", "setting": "none",
+         "states": {"warm": {"seconds": {"median": 1.0, "min": 1.0, "max": 1.0}}}},
+        {"name": "absent", "label": "Absent", "setting": "none", "states": {"warm": {}}}]}
+    chart = bench_module("chart")
+    picture = ElementTree.fromstring(chart.bars("x & y", chart.compared(found, "warm")))
+    assert [float(rect.get("width")) for rect in picture.iter() if rect.get("height") == "24"] \
+        == [90.0, 180.0]
+    assert [text.text for text in picture.iter() if text.tag.endswith("text")] \
+        == ["x & y", "Penstock", "1", "Other, a < b", "2"]
+    assert [path.get("d") for path in picture.iter() if path.tag.endswith("path")] \
+        == ["M340.0 86H610.0"]

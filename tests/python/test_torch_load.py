@@ -440,8 +440,9 @@ def test_bytes_in_another_order_are_torchs(tmp_path):
 
 def test_safetensors_are_what_torch_makes_of_them(tmp_path, few):
     path, tensors = few
-    (mine, error), (theirs, _) = both(path)
-    assert error is None and alike(mine, theirs)
+    (mine, error), (theirs, their_error) = both(path)
+    # Before torch 2.12 or so it made nothing of them.
+    assert type(error) is type(their_error) and alike(mine, theirs)
 
 
 def test_a_way_that_torch_does_not_have_is_not_handed_on(tmp_path):
