@@ -1263,7 +1263,8 @@ struct pen_pack_options {
 	size_t size;			/* sizeof(struct pen_pack_options) */
 	uint64_t memory_limit;		/* most memory for bytes on their way; 0: 128 MiB */
 	uint32_t threads;		/* at most 64; 0: as many as there are cores */
-	int verify;			/* read back what was packed, decode and compare it */
+	int verify;			/* read back all that was packed, from its header on, and
+					   compare the CRC32 of what it unpacks to */
 };
 
 #define PEN_PACK_OPTIONS_INIT PEN_SIZED_INIT(pen_pack_options)

@@ -26,4 +26,11 @@ struct pen_model {
 	size_t warning_count;
 };
 
+/*
+ * The table of one file of so many bytes, and what it is coded by, if it is. After an error, too,
+ * the caller frees `coded`, which has the table, or the table where that is NULL.
+ */
+int model_read_header(struct pen_object *object, uint64_t size, struct safetensors **table,
+		      struct coded **coded, struct pen_error *err);
+
 #endif

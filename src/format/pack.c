@@ -7,7 +7,8 @@
  *
  *   pack     read original -> code -> wait for its turn, take a place -> write
  *   unpack   read coded -> decode -> write where it was, or nowhere: then it was checked
- *   verify   read both -> decode -> compare
+ *
+ * To verify is to unpack what was packed to nowhere, from its header on, as any reader would.
  *
  * Invariants
  *   1. Room for the header and the table of chunks is left at the front, as much as they can need
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/planes.h"
@@ -38,7 +40,7 @@
 
 #define PIECE ((uint64_t)1 << 20)	/* original bytes of a piece; a multiple of every chunk */
 #define MEMORY_LIMIT ((uint64_t)128 << 20)
-#define THREAD_MEMORY (3 * PIECE + 3 * (uint64_t)PLANES_ALIGN)
+#define THREAD_MEMORY (2 * (PIECE + (uint64_t)PLANES_ALIGN))
 #define THREADS_MAX 64u
 #define PREFIX 8u			/* bytes that say how long a header is */
 
@@ -55,7 +57,7 @@ struct piece {
 struct worker {
 	struct pen_pack *pack;
 	pthread_t thread;
-	unsigned char *original, *stored, *other;	/* bytes of a piece, and more of them */
+	unsigned char *original, *stored;	/* bytes of a piece */
 };
 
 /* What is done with a piece. */
@@ -74,6 +76,7 @@ struct pen_pack {
 	const struct pack_file *file;
 	const struct safetensors *table;	/* its own */
 	bool is_coded;			/* it was coded, or is from now on */
+	uint32_t crc32;			/* of the original file, when all pieces were seen */
 	uint64_t done_before;		/* `done` when it was begun */
 	/* Tensors in the order of `table`; of those that are packed: */
 	enum planes_kind *kinds;
@@ -214,9 +217,8 @@ static int decode_piece(struct worker *worker, const struct piece *piece, unsign
 		if (!planes_decode(kind, worker->stored + at, chunk,
 				   chunk_values(piece, i, width),
 				   to + (uint64_t)i * PLANES_CHUNK * width))
-			return coded_damaged(pack->direction == UNPACK ? pack->file->name
-								       : pack->file->to->name,
-					     tensor, piece->number + i, piece->place + at, err);
+			return coded_damaged(pack->file->name, tensor, piece->number + i,
+					     piece->place + at, err);
 		at += chunk->bytes;
 	}
 	return 0;
@@ -252,28 +254,6 @@ static int unpack_piece(struct worker *worker, struct piece *piece, struct pen_e
 		return rc;
 	piece->crc32 = crc32_of(to, piece->bytes);
 	return write_all(pack->file->to, to, piece->bytes, piece->original, err);
-}
-
-static int verify_piece(struct worker *worker, struct piece *piece, struct pen_error *err)
-{
-	struct pen_pack *pack = worker->pack;
-	unsigned char *decoded = piece->chunk_count ? worker->other : worker->stored;
-	char shown[WORDS_NAME];
-	int rc = read_all(pack->file, worker->original, piece->bytes, piece->original, err);
-
-	if (!rc)
-		rc = object_read(pack->file->to, worker->stored, (size_t)piece->stored,
-				 piece->place, err);
-	if (!rc)
-		rc = decode_piece(worker, piece, decoded, err);
-	if (rc || !memcmp(decoded, worker->original, (size_t)piece->bytes))
-		return rc;
-	error_set(err, -EIO, "verify", pack->file->to->name, (int64_t)piece->place,
-		  "what was written of \"%s\" is not what was read",
-		  words_text(shown, pack->table->tensors[piece->tensor].name,
-			     pack->table->tensors[piece->tensor].name_length));
-	error_hint(err, "The original changed meanwhile, or memory or disk are bad: try again");
-	return -EIO;
 }
 
 /* ------------------------------------------------------------------------------- all pieces -- */
@@ -348,15 +328,15 @@ static int by_original(const void *left, const void *right)
 	return a->original < b->original ? -1 : a->original > b->original;
 }
 
-/* The CRC32 of the whole original file; puts the pieces into its order. */
-static uint32_t join_crc32s(struct pen_pack *pack)
+/* Sets the CRC32 of the whole original file; puts the pieces into its order. */
+static void join_crc32s(struct pen_pack *pack)
 {
 	uint64_t crc32 = crc32_of(pack->header, pack->header_size);
 
 	qsort(pack->pieces, pack->piece_count, sizeof(pack->pieces[0]), by_original);
 	for (size_t i = 0; i < pack->piece_count; i++)
 		crc32 = digest_crc32_join(crc32, pack->pieces[i].crc32, pack->pieces[i].bytes);
-	return (uint32_t)crc32;
+	pack->crc32 = (uint32_t)crc32;
 }
 
 /* ---------------------------------------------------------------------------------- cutting -- */
@@ -496,8 +476,8 @@ static void describe(const struct pen_pack *pack, struct header *header)
 }
 
 /* The header for the sizes that are known now, filled up to `room`. */
-static int make_header(const struct pen_pack *pack, uint32_t crc32, uint64_t room, char **text,
-		       size_t *size, struct pen_error *err)
+static int make_header(const struct pen_pack *pack, uint64_t room, char **text, size_t *size,
+		       struct pen_error *err)
 {
 	size_t count = pack->table->count + 1;
 	struct header header = {
@@ -512,7 +492,7 @@ static int make_header(const struct pen_pack *pack, uint32_t crc32, uint64_t roo
 	int rc;
 
 	snprintf(bytes, sizeof(bytes), "%" PRIu64, pack->file->size);
-	snprintf(sum, sizeof(sum), "%08" PRIx32, crc32);
+	snprintf(sum, sizeof(sum), "%08" PRIx32, pack->crc32);
 	file.metadata = metadata = make_metadata(pack, &file.metadata_count, bytes, sum);
 	if (header.tensors && header.bytes && header.order && metadata) {
 		describe(pack, &header);
@@ -541,7 +521,7 @@ static int leave_room(struct pen_pack *pack, struct pen_error *err)
 	for (size_t i = 0; i < count; i++)
 		if (pack->kinds[i])
 			pack->stored[i] = pack->table->tensors[i].bytes + PLANES_ALIGN;
-	rc = make_header(pack, 0, 0, &text, &size, err);
+	rc = make_header(pack, 0, &text, &size, err);
 	if (rc)
 		return rc;
 	free(text);
@@ -564,17 +544,18 @@ static int write_plain(struct pen_pack *pack, struct pen_error *err)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
 		return rc;
+	join_crc32s(pack);
 	pack->packed.stored += pack->file->size;
 	/* What was tried before may have been longer. */
 	rc = os_truncate(pack->file->to->fd, pack->file->size);
 	return rc ? error_sys(err, rc, "write", pack->file->to->name, -1) : 0;
 }
 
-static int write_front(struct pen_pack *pack, uint32_t crc32, struct pen_error *err)
+static int write_front(struct pen_pack *pack, struct pen_error *err)
 {
 	char *text;
 	size_t size;
-	int rc = make_header(pack, crc32, pack->room, &text, &size, err);
+	int rc = make_header(pack, pack->room, &text, &size, err);
 
 	if (rc)
 		return rc;
@@ -618,12 +599,11 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 	}
 	if (pack->is_coded) {
 		pack->packed.stored += pack->place;
-		rc = write_front(pack, join_crc32s(pack), err);
+		join_crc32s(pack);
+		rc = write_front(pack, err);
 	} else {
 		rc = write_plain(pack, err);
 	}
-	if (!rc && pack->options.verify)
-		rc = run_pieces(pack, verify_piece, err);
 	add_up(pack);
 	return rc;
 }
@@ -631,7 +611,6 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 {
 	const struct coded *coded = pack->file->coded;
-	uint32_t crc32;
 	int rc;
 
 	pack->is_coded = coded != NULL;
@@ -648,14 +627,27 @@ static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
 		return rc;
-	crc32 = join_crc32s(pack);
+	join_crc32s(pack);
 	add_up(pack);
-	if (crc32 == coded->crc32)
+	if (pack->crc32 == coded->crc32)
 		return 0;
 	words_bad(err, pack->file->name, -1, "what was unpacked is not the file that was packed: "
-		  "its CRC32 is %08" PRIx32 " and not %08" PRIx32, crc32, coded->crc32);
+		  "its CRC32 is %08" PRIx32 " and not %08" PRIx32, pack->crc32, coded->crc32);
 	error_hint(err, "The file is damaged: take another copy of it");
 	return -EBADMSG;
+}
+
+/* What unpacking does to a file that was written, and to a plain one as well. */
+static int check_file(struct pen_pack *pack, struct pen_error *err)
+{
+	int rc;
+
+	if (pack->file->coded)
+		return unpack_file(pack, err);
+	cut_plain(pack);
+	rc = run_pieces(pack, unpack_piece, err);
+	join_crc32s(pack);
+	return rc;
 }
 
 /* ------------------------------------------------------------------------------- one file -- */
@@ -686,14 +678,14 @@ static int take_header(struct pen_pack *pack, struct pen_error *err)
 	return 0;
 }
 
-static enum planes_kind kind_to_be(const struct pen_pack *pack, size_t number)
+/* The kind of a tensor in the coded file, be that the one that is read or the one to write. */
+static enum planes_kind kind_in_coded(const struct pack_file *file, size_t number)
 {
-	const struct pen_tensor *tensor = &pack->table->tensors[number];
-	const struct coded *coded = pack->file->coded;
+	const struct pen_tensor *tensor = &file->table->tensors[number];
 	enum planes_kind kind = coded_kind(tensor->dtype);
 
-	if (pack->direction == UNPACK)
-		return coded ? coded->tensors[number].kind : PLANES_NONE;
+	if (file->coded)
+		return file->coded->tensors[number].kind;
 	return kind && tensor->bytes / planes_shapes[kind].bytes >= CODED_VALUES_LEAST
 		? kind : PLANES_NONE;
 }
@@ -710,7 +702,7 @@ static int make_lists(struct pen_pack *pack, struct pen_error *err)
 	if (!pack->kinds || !pack->stored || !pack->pieces)
 		return no_memory(pack, err);
 	for (size_t i = 0; i < count; i++) {
-		pack->kinds[i] = kind_to_be(pack, i);
+		pack->kinds[i] = kind_in_coded(pack->file, i);
 		pack->stored[i] = pack->table->tensors[i].coded;
 	}
 	return 0;
@@ -725,7 +717,9 @@ static void drop_lists(struct pen_pack *pack)
 	free(pack->header);
 }
 
-static int run_file(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+/* Have one of the ways above gone over a file. */
+static int go_over(struct pen_pack *pack, const struct pack_file *file,
+		   int (*way)(struct pen_pack *pack, struct pen_error *err), struct pen_error *err)
 {
 	int rc;
 
@@ -739,12 +733,65 @@ static int run_file(struct pen_pack *pack, const struct pack_file *file, struct 
 	if (!rc)
 		rc = take_header(pack, err);
 	if (!rc)
-		rc = pack->direction == PACK ? pack_file(pack, err) : unpack_file(pack, err);
-	if (!rc && file->unchanged)
-		rc = file->unchanged(file->source, err);
+		rc = way(pack, err);
+	drop_lists(pack);
+	return rc;
+}
+
+static int read_object(void *source, void *buffer, uint64_t length, uint64_t offset,
+		       struct pen_error *err)
+{
+	return object_read(source, buffer, (size_t)length, offset, err);
+}
+
+/* What a file was packed to has the same original. */
+static int verify(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+{
+	struct pack_file written = { .name = file->to->name, .read = read_object,
+				     .source = file->to };
+	struct pen_packed packed = pack->packed;
+	uint32_t crc32 = pack->crc32;
+	struct safetensors *table;
+	struct coded *coded;
+	struct stat st;
+	int rc = os_fstat(file->to->fd, &st);
+
+	if (rc)
+		return error_sys(err, rc, "verify", written.name, -1);
+	written.size = (uint64_t)st.st_size;
+	rc = model_read_header(file->to, written.size, &table, &coded, err);
+	written.table = table;
+	written.coded = coded;
+	if (!rc)
+		rc = go_over(pack, &written, check_file, err);
+	if (coded)
+		coded_free(coded);
+	else
+		free(table);
+	pack->file = file;
+	pack->packed = packed;
+	if (!rc && pack->crc32 != crc32)
+		rc = error_set(err, -EIO, "verify", written.name, -1, "what was written is not "
+			       "what was read: the CRC32 of its original is %08" PRIx32 " and not %08"
+			       PRIx32, pack->crc32, crc32);
+	if (rc != -EBADMSG && rc != -EIO)
+		return rc;
+	/* Who reads a file is told to get another; this one is being made. */
+	err->hint[0] = 0;
+	error_hint(err, "Memory or disk are bad: try again");
+	return rc;
+}
+
+static int run_file(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+{
+	int rc = go_over(pack, file, pack->direction == PACK ? pack_file : unpack_file, err);
+
 	pack->packed.bytes += original_bytes(file);
 	pack->packed.coded |= pack->is_coded;
-	drop_lists(pack);
+	if (!rc && file->unchanged)
+		rc = file->unchanged(file->source, err);
+	if (!rc && pack->direction == PACK && pack->options.verify)
+		rc = verify(pack, file, err);
 	return rc;
 }
 
@@ -757,10 +804,9 @@ static void *run(void *argument)
 	for (size_t i = 0; !rc && i < pack->file_count; i++)
 		rc = run_file(pack, &pack->files[i], &err);
 	pthread_mutex_lock(&pack->lock);
-	if (rc && !pack->rc) {
-		pack->rc = rc;
+	pack->rc = rc;
+	if (rc)
 		pack->err = err;
-	}
 	pack->packed.seconds = (double)(os_now() - pack->started) * 1e-9;
 	atomic_store(&pack->state, !pack->rc ? PEN_DONE
 				   : pack->rc == -ECANCELED ? PEN_CANCELLED : PEN_FAILED);
@@ -805,7 +851,6 @@ static int make_workers(struct pen_pack *pack, struct pen_error *err)
 		if (!worker->original)
 			return error_sys(err, -ENOMEM, "pack", pack->files[0].name, -1);
 		worker->stored = worker->original + PIECE + PLANES_ALIGN;
-		worker->other = worker->stored + PIECE + PLANES_ALIGN;
 		pack->worker_count++;
 	}
 	return 0;
@@ -895,12 +940,6 @@ int pack_start(enum pack_direction direction, const struct pack_file *files, siz
 }
 
 /* ------------------------------------------------------------------------------------ a file -- */
-
-static int read_object(void *source, void *buffer, uint64_t length, uint64_t offset,
-		       struct pen_error *err)
-{
-	return object_read(source, buffer, (size_t)length, offset, err);
-}
 
 static int object_is_unchanged(void *source, struct pen_error *err)
 {
