@@ -1304,7 +1304,10 @@ int pen_unpack_start(const char *path, struct pen_object *object,
 		     const struct pen_pack_options *options, struct pen_pack **pack,
 		     struct pen_error *err);
 
-/* As with jobs. Bytes are those of the original file, twice where they are verified. */
+/*
+ * As with jobs. Bytes are those of the original file, twice where they are verified, and once more
+ * where it turns out that the file would not get smaller: `total` grows then.
+ */
 void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress);
 void pen_pack_cancel(struct pen_pack *pack);
 int pen_pack_wait_for(struct pen_pack *pack, double seconds);

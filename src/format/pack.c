@@ -77,7 +77,6 @@ struct pen_pack {
 	const struct safetensors *table;	/* its own */
 	bool is_coded;			/* it was coded, or is from now on */
 	uint32_t crc32;			/* of the original file, when all pieces were seen */
-	uint64_t done_before;		/* `done` when it was begun */
 	/* Tensors in the order of `table`; of those that are packed: */
 	enum planes_kind *kinds;
 	uint64_t *stored;		/* bytes that each has in the coded file */
@@ -94,7 +93,7 @@ struct pen_pack {
 	unsigned int worker_count;
 	pthread_t thread;		/* that sees to it all */
 	uint64_t started;		/* ns */
-	_Atomic uint64_t done, total;	/* bytes */
+	_Atomic uint64_t done, total;	/* bytes; neither ever gets smaller */
 	atomic_bool cancelled;
 	atomic_int state;		/* enum pen_state */
 
@@ -538,7 +537,6 @@ static int write_plain(struct pen_pack *pack, struct pen_error *err)
 	int rc;
 
 	cut_plain(pack);
-	atomic_store(&pack->done, pack->done_before);
 	rc = write_all(pack->file->to, pack->header, pack->header_size, 0, err);
 	if (!rc)
 		rc = run_pieces(pack, unpack_piece, err);
@@ -602,6 +600,9 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 		join_crc32s(pack);
 		rc = write_front(pack, err);
 	} else {
+		/* What was tried was done, too: nobody shall see bytes become fewer. */
+		if (any)
+			atomic_fetch_add(&pack->total, pack->file->size - pack->header_size);
 		rc = write_plain(pack, err);
 	}
 	add_up(pack);
@@ -726,7 +727,6 @@ static int go_over(struct pen_pack *pack, const struct pack_file *file,
 	pack->file = file;
 	pack->table = file->table;
 	pack->is_coded = false;
-	pack->done_before = atomic_load(&pack->done);
 	pack->header = NULL;
 	pack->piece_count = 0;
 	rc = make_lists(pack, err);
@@ -996,9 +996,10 @@ void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress)
 	*progress = (struct pen_progress){
 		.state = atomic_load(&pack->state),
 		.bytes = atomic_load(&pack->done),
-		.total = atomic_load(&pack->total),
 		.seconds = (double)(os_now() - pack->started) * 1e-9,
 	};
+	/* After the bytes, which are never more. */
+	progress->total = atomic_load(&pack->total);
 }
 
 void pen_pack_cancel(struct pen_pack *pack)

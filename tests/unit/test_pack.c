@@ -4,6 +4,7 @@
  * file has changed, which is between the writing of a packed file and its verification. So we can
  * look, spoil or stop at a moment of our choice.
  */
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include "format/model.h"
@@ -16,8 +17,8 @@
 
 struct source {
 	struct pen_object *from, *to;
-	struct pen_pack *pack;
-	atomic_bool started;	/* `pack` is set */
+	_Atomic(struct pen_pack *) pack;
+	uint64_t seen;		/* bytes that it had done */
 	int64_t spoil;		/* the byte of the packed file that is to change; -1: none */
 	int64_t written;	/* its size */
 };
@@ -26,7 +27,13 @@ static int read_source(void *context, void *buffer, uint64_t length, uint64_t of
 		       struct pen_error *err)
 {
 	struct source *source = context;
+	struct pen_progress progress;
 
+	while (!source->pack)
+		sched_yield();
+	pen_pack_poll(source->pack, &progress);
+	CHECK(progress.bytes >= source->seen && progress.bytes <= progress.total);
+	source->seen = progress.bytes;
 	return object_read(source->from, buffer, (size_t)length, offset, err);
 }
 
@@ -81,7 +88,7 @@ static int pack(struct source *source, struct pen_packed *packed, struct pen_err
 	int rc;
 
 	options.verify = 1;
-	options.threads = 2;
+	options.threads = 1;	/* one who looks at a time */
 	CHECK(!pen_model_open(path, &model, err));
 	CHECK(!pen_object_open(in_scratch("packed.safetensors"), PEN_WRITE, 0, &source->to, err));
 	source->from = model->files[0].object;
@@ -90,7 +97,6 @@ static int pack(struct source *source, struct pen_packed *packed, struct pen_err
 	file.to = source->to;
 	CHECK(!pack_start(PACK, &file, 1, &options, &pack, err));
 	source->pack = pack;
-	source->started = true;
 	rc = pen_pack_wait(pack, packed, err);
 	pen_object_close(source->to);
 	pen_model_close(model);
@@ -133,6 +139,18 @@ TEST(verifying_reads_all_that_was_written_header_and_table_too)
 TEST(verifying_reads_a_file_that_was_only_copied)
 {
 	spoil_everywhere(true);
+}
+
+TEST(bytes_that_are_done_never_become_fewer)
+{
+	struct source source = { .spoil = -1 };
+	struct pen_packed packed = PEN_PACKED_INIT;
+	struct pen_error err;
+
+	/* It is coded in vain, and then copied. */
+	make_original(true);
+	CHECK(!pack(&source, &packed, &err) && !packed.coded);
+	CHECK(source.seen > 2 * VALUES);
 }
 
 TEST_MAIN
