@@ -991,10 +991,16 @@ int pen_unpack_start(const char *path, struct pen_object *object,
 	return start(UNPACK, path, object, options, pack, err);
 }
 
+/* Are we a child of the process that started it? Its threads are not here. */
+static bool inherited(const struct pen_pack *pack)
+{
+	return pack->generation != os_generation();
+}
+
 void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress)
 {
 	*progress = (struct pen_progress){
-		.state = atomic_load(&pack->state),
+		.state = inherited(pack) ? PEN_FAILED : atomic_load(&pack->state),
 		.bytes = atomic_load(&pack->done),
 		.seconds = (double)(os_now() - pack->started) * 1e-9,
 	};
@@ -1014,6 +1020,8 @@ int pen_pack_wait_for(struct pen_pack *pack, double seconds)
 	struct timespec until = os_from_now(seconds);
 	int rc = 0;
 
+	if (inherited(pack))
+		return 0;
 	pthread_mutex_lock(&pack->lock);
 	while (!rc && atomic_load(&pack->state) < PEN_DONE)
 		rc = -pthread_cond_timedwait(&pack->changed, &pack->lock, &until);
@@ -1025,7 +1033,7 @@ int pen_pack_wait(struct pen_pack *pack, struct pen_packed *packed, struct pen_e
 {
 	int rc;
 
-	if (pack->generation != os_generation()) {
+	if (inherited(pack)) {
 		error_set(err, -ECHILD, "finish", "packing", -1,
 			  "it was started before this process was forked");
 		error_hint(err, "Wait for it in the process that started it");

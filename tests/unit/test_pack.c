@@ -17,7 +17,10 @@
 
 struct source {
 	struct pen_object *from, *to;
-	_Atomic(struct pen_pack *) pack;
+	struct pen_pack *pack;
+	/* Called before the first byte is read, or NULL. */
+	void (*meanwhile)(struct source *source);
+	atomic_bool may_read;
 	uint64_t seen;		/* bytes that it had done */
 	int64_t spoil;		/* the byte of the packed file that is to change; -1: none */
 	int64_t written;	/* its size */
@@ -29,7 +32,7 @@ static int read_source(void *context, void *buffer, uint64_t length, uint64_t of
 	struct source *source = context;
 	struct pen_progress progress;
 
-	while (!source->pack)
+	while (!source->may_read)
 		sched_yield();
 	pen_pack_poll(source->pack, &progress);
 	CHECK(progress.bytes >= source->seen && progress.bytes <= progress.total);
@@ -97,6 +100,9 @@ static int pack(struct source *source, struct pen_packed *packed, struct pen_err
 	file.to = source->to;
 	CHECK(!pack_start(PACK, &file, 1, &options, &pack, err));
 	source->pack = pack;
+	if (source->meanwhile)
+		source->meanwhile(source);
+	source->may_read = true;
 	rc = pen_pack_wait(pack, packed, err);
 	pen_object_close(source->to);
 	pen_model_close(model);
@@ -151,6 +157,35 @@ TEST(bytes_that_are_done_never_become_fewer)
 	make_original(true);
 	CHECK(!pack(&source, &packed, &err) && !packed.coded);
 	CHECK(source.seen > 2 * VALUES);
+}
+
+static void ask_in_a_child(struct source *source)
+{
+	struct pen_progress progress;
+	struct pen_error err;
+	int status = -1;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (!pid) {
+		pen_pack_poll(source->pack, &progress);
+		CHECK(progress.state == PEN_FAILED);
+		CHECK(pen_pack_wait_for(source->pack, 1) == 0);
+		CHECK(pen_pack_wait(source->pack, NULL, &err) == -ECHILD && err.hint[0]);
+		_exit(0);
+	}
+	CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	CHECK(!WEXITSTATUS(status));
+}
+
+TEST(a_child_of_fork_does_not_wait_for_threads_that_it_has_not)
+{
+	struct source source = { .spoil = -1, .meanwhile = ask_in_a_child };
+	struct pen_error err;
+
+	make_original(false);
+	CHECK(!pack(&source, NULL, &err));
 }
 
 TEST_MAIN
