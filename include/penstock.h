@@ -663,7 +663,10 @@ int pen_model_open_files(const char *const *paths, size_t count, struct pen_mode
 /* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
 void pen_model_close(struct pen_model *model);
 
-/* The tensors in the order of files and offsets; and how many there are. */
+/*
+ * The tensors in the order of files and offsets, of a coded file those of its original; and how
+ * many there are.
+ */
 size_t pen_model_tensors(const struct pen_model *model, const struct pen_tensor **tensors);
 size_t pen_model_files(const struct pen_model *model, const struct pen_model_file **files);
 

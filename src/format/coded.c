@@ -222,7 +222,7 @@ static int sort(const char *name, struct coded *coded, struct pen_error *err)
 	struct place *places = os_calloc(count + 1, sizeof(places[0]));
 	struct pen_tensor *tensors = os_calloc(count + 1, sizeof(tensors[0]));
 	struct coded_tensor *known = os_calloc(count + 1, sizeof(known[0]));
-	size_t *moved = os_calloc(count + 1, sizeof(moved[0]));
+	size_t *moved = coded->order = os_calloc(count + 1, sizeof(moved[0]));
 	bool made = places && tensors && known && moved;
 
 	for (size_t i = 0; made && i < count; i++)
@@ -243,7 +243,6 @@ static int sort(const char *name, struct coded *coded, struct pen_error *err)
 	free(places);
 	free(tensors);
 	free(known);
-	free(moved);
 	return made ? 0 : error_sys(err, -ENOMEM, "read", name, -1);
 }
 
@@ -272,6 +271,7 @@ void coded_free(struct coded *coded)
 	free(coded->stored);
 	free(coded->table);
 	free(coded->tensors);
+	free(coded->order);
 	free(coded);
 }
 

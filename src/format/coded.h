@@ -41,6 +41,7 @@ struct coded {
 	 * `bytes` are those of the values, `coded` those that it has here. */
 	struct safetensors *table;
 	struct coded_tensor *tensors;	/* one for each of table->tensors, in their order */
+	size_t *order;			/* numbers of these, as they lay in the original file */
 	const char *header;		/* of the original file */
 	size_t header_length;
 	uint64_t bytes;			/* of the original file */

@@ -306,13 +306,15 @@ static int warn_of_files(struct merger *merger)
 	return rc;
 }
 
+/* A coded file has moved its tensors; nobody shall notice that who lists them. */
 static void add_table(struct pen_model *model, uint32_t file)
 {
 	const struct safetensors *table = model->tables[file];
+	const struct coded *coded = model->coded[file];
 	struct pen_tensor *tensors = model->tensors + model->tensor_count;
 
 	for (size_t i = 0; i < table->count; i++) {
-		tensors[i] = table->tensors[i];
+		tensors[i] = table->tensors[coded ? coded->order[i] : i];
 		tensors[i].file = file;
 		model->by_name[model->tensor_count + i] =
 			tensors + (table->by_name[i] - table->tensors);
@@ -333,8 +335,8 @@ static int gather(struct pen_model *model, const char *path, struct pen_error *e
 		return no_memory(path, err);
 	for (size_t i = 0; i < model->file_count; i++)
 		add_table(model, (uint32_t)i);
-	/* The names of one table are sorted already. */
-	if (model->file_count > 1)
+	/* The names of one table are sorted already, unless its tensors were moved. */
+	if (model->file_count > 1 || (model->file_count && model->coded[0]))
 		sort_by_name(model);
 	return 0;
 }

@@ -5,8 +5,8 @@
  * An open model: its files, each with its table, and all their tensors in one list.
  *
  * Invariants
- *   1. Files are sorted by name, or as the caller has listed them; tensors by file and offset;
- *      names of tensors are unique.
+ *   1. Files are sorted by name, or as the caller has listed them; tensors by file and offset,
+ *      those of a coded file by the offsets that they had; names of tensors are unique.
  *   2. Names and shapes lie in the tables, which live as long as the model.
  */
 #include <stddef.h>
