@@ -1347,6 +1347,8 @@ struct pen_explanation {
 	struct pen_path refused[PEN_PATHS_MAX];		/* each better path, why not, and the fix */
 };
 
+/* Of the object's bytes as they lie: those of coded tensors are decoded by a load, and may travel
+ * otherwise then; the report of the load tells how. */
 int pen_explain(struct pen_object *object, struct pen_device *device,
 		const struct pen_options *options, struct pen_explanation **explanation,
 		struct pen_error *err);

@@ -363,6 +363,16 @@ def test_a_damaged_chunk_is_named(penstock, original, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
+def test_explain_says_that_a_load_decodes(penstock, folder, original, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    penstock.ok("pack", original, tmp_path / "one", "-q")
+    for path, coded in ((original, False), (tmp_path / "one", True), (folder, False),
+                        (tmp_path / "packed", True)):
+        plan = penstock.ok("explain", path, "-d", "host", "--json").json
+        assert any(file["coded"] for file in plan.get("files", [plan])) == coded
+        assert ("a load decodes it" in penstock.ok("explain", path, "-d", "host").out) == coded
+
+
 def test_verify_decodes_what_is_packed(penstock, folder, tmp_path):
     penstock.ok("pack", folder, tmp_path / "packed", "-q")
     report = penstock.ok("verify", tmp_path / "packed", "--json").json
