@@ -79,7 +79,8 @@ uint32_t planes_checksum(const void *values, size_t bytes);
 #define PLANES_ROOM (PLANES_CHUNK * 4)
 
 /*
- * Code up to PLANES_CHUNK values. `stored` has PLANES_ROOM bytes; it is the smaller of both ways.
+ * Code up to PLANES_CHUNK values: the smaller of both ways, so planes_plain() bytes are room enough
+ * at `stored`.
  */
 void planes_encode(enum planes_kind kind, const void *values, uint32_t count, void *stored,
 		   struct planes_chunk *chunk);

@@ -105,12 +105,27 @@ static int check_version(const char *name, const struct pen_metadata *version,
 	return -EBADMSG;
 }
 
+/* Digits and nothing else, which strtoul() would let pass. */
+static bool read_crc32(const struct pen_metadata *pair, uint32_t *crc32)
+{
+	*crc32 = 0;
+	for (size_t i = 0; i < pair->value_length; i++) {
+		static const char digits[] = "0123456789abcdefABCDEF";
+		const char *found = memchr(digits, pair->value[i], sizeof(digits) - 1);
+		size_t digit = found ? (size_t)(found - digits) : 0;
+
+		if (!found)
+			return false;
+		*crc32 = *crc32 << 4 | (uint32_t)(digit < 16 ? digit : digit - 6);
+	}
+	return pair->value_length == 8;
+}
+
 static int read_numbers(const char *name, struct coded *coded, struct pen_error *err)
 {
 	const struct pen_metadata *header = find_key(coded->stored, CODED_KEY_HEADER);
 	const struct pen_metadata *bytes = find_key(coded->stored, CODED_KEY_BYTES);
 	const struct pen_metadata *crc32 = find_key(coded->stored, CODED_KEY_CRC32);
-	char *end;
 
 	if (!header || !bytes || !crc32)
 		return bad(name, err, "its metadata say that it is coded, but not all of how");
@@ -119,8 +134,7 @@ static int read_numbers(const char *name, struct coded *coded, struct pen_error 
 	if (text_to_number(bytes->value, INT64_MAX, &coded->bytes) ||
 	    coded->bytes < PREFIX || coded->bytes - PREFIX < coded->header_length)
 		return bad(name, err, CODED_KEY_BYTES " is not the size of a file");
-	coded->crc32 = (uint32_t)strtoul(crc32->value, &end, 16);
-	if (crc32->value_length != 8 || end != crc32->value + 8)
+	if (!read_crc32(crc32, &coded->crc32))
 		return bad(name, err, CODED_KEY_CRC32 " is not of 8 hex digits");
 	return 0;
 }

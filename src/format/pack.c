@@ -44,6 +44,8 @@
 #define THREADS_MAX 64u
 #define PREFIX 8u			/* bytes that say how long a header is */
 
+_Static_assert(PEN_DTYPES <= PEN_PACKED_KINDS, "each has its numbers in struct pen_packed");
+
 struct piece {
 	size_t tensor;			/* whose bytes they are; of a plain copy 0 */
 	uint64_t original, bytes;	/* in the original file */
@@ -110,7 +112,7 @@ struct pen_pack {
 
 static int no_memory(const struct pen_pack *pack, struct pen_error *err)
 {
-	return error_sys(err, -ENOMEM, "pack", pack->file->name, -1);
+	return error_sys(err, -ENOMEM, pack->file->doing, pack->file->name, -1);
 }
 
 static int read_all(const struct pack_file *file, void *buffer, uint64_t length, uint64_t offset,
@@ -315,7 +317,7 @@ static int run_pieces(struct pen_pack *pack, step *step_of_each, struct pen_erro
 	if (pack->rc && err)
 		*err = pack->err;
 	if (!pack->rc && atomic_load(&pack->cancelled))
-		return error_set(err, -ECANCELED, "pack", pack->file->name, -1,
+		return error_set(err, -ECANCELED, pack->file->doing, pack->file->name, -1,
 				 "it was cancelled");
 	return pack->rc;
 }
@@ -747,7 +749,7 @@ static int read_object(void *source, void *buffer, uint64_t length, uint64_t off
 /* What a file was packed to has the same original. */
 static int verify(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
 {
-	struct pack_file written = { .name = file->to->name, .read = read_object,
+	struct pack_file written = { .doing = "verify", .name = file->to->name, .read = read_object,
 				     .source = file->to };
 	struct pen_packed packed = pack->packed;
 	uint32_t crc32 = pack->crc32;
@@ -757,7 +759,7 @@ static int verify(struct pen_pack *pack, const struct pack_file *file, struct pe
 	int rc = os_fstat(file->to->fd, &st);
 
 	if (rc)
-		return error_sys(err, rc, "verify", written.name, -1);
+		return error_sys(err, rc, written.doing, written.name, -1);
 	written.size = (uint64_t)st.st_size;
 	rc = model_read_header(file->to, written.size, &table, &coded, err);
 	written.table = table;
@@ -771,7 +773,7 @@ static int verify(struct pen_pack *pack, const struct pack_file *file, struct pe
 	pack->file = file;
 	pack->packed = packed;
 	if (!rc && pack->crc32 != crc32)
-		rc = error_set(err, -EIO, "verify", written.name, -1, "what was written is not "
+		rc = error_set(err, -EIO, written.doing, written.name, -1, "what was written is not "
 			       "what was read: the CRC32 of its original is %08" PRIx32 " and not %08"
 			       PRIx32, pack->crc32, crc32);
 	if (rc != -EBADMSG && rc != -EIO)
@@ -849,7 +851,8 @@ static int make_workers(struct pen_pack *pack, struct pen_error *err)
 		worker->pack = pack;
 		worker->original = os_calloc(1, THREAD_MEMORY);
 		if (!worker->original)
-			return error_sys(err, -ENOMEM, "pack", pack->files[0].name, -1);
+			return error_sys(err, -ENOMEM, pack->files[0].doing,
+					 pack->files[0].name, -1);
 		worker->stored = worker->original + PIECE + PLANES_ALIGN;
 		pack->worker_count++;
 	}
@@ -868,13 +871,13 @@ static int check(enum pack_direction direction, const struct pack_file *file,
 	if (direction == UNPACK)
 		return 0;
 	if (file->coded) {
-		error_set(err, -EINVAL, "pack", file->name, -1, "it is packed already");
+		error_set(err, -EINVAL, file->doing, file->name, -1, "it is packed already");
 		error_hint(err, "Use it as it is, or unpack it first");
 		return -EINVAL;
 	}
 	for (size_t i = 0; i < file->table->count; i++)
 		if (!strcmp(file->table->tensors[i].name, CODED_TABLE)) {
-			error_set(err, -EINVAL, "pack", file->name, -1,
+			error_set(err, -EINVAL, file->doing, file->name, -1,
 				  "it has a tensor of the name " CODED_TABLE);
 			error_hint(err, "Coded files keep this name for themselves: rename it");
 			return -EINVAL;
@@ -890,7 +893,7 @@ static int prepare(struct pen_pack *pack, const struct pack_file *files, size_t 
 
 	pack->files = os_calloc(count + 1, sizeof(files[0]));
 	if (!pack->files)
-		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
+		return error_sys(err, -ENOMEM, files[0].doing, files[0].name, -1);
 	for (size_t i = 0; !rc && i < count; i++) {
 		pack->files[i] = files[i];
 		total += original_bytes(&files[i]) - original_header(&files[i]);
@@ -913,7 +916,7 @@ int pack_start(enum pack_direction direction, const struct pack_file *files, siz
 
 	*pack = NULL;
 	if (!new)
-		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
+		return error_sys(err, -ENOMEM, files[0].doing, files[0].name, -1);
 	new->direction = direction;
 	new->generation = os_generation();
 	new->started = os_now();
@@ -950,7 +953,8 @@ static int start(enum pack_direction direction, const char *path, struct pen_obj
 		 const struct pen_pack_options *options, struct pen_pack **pack,
 		 struct pen_error *err)
 {
-	struct pack_file file = { .to = object, .read = read_object,
+	struct pack_file file = { .doing = direction == PACK ? "pack" : "unpack",
+				  .to = object, .read = read_object,
 				  .unchanged = object_is_unchanged };
 	struct pen_model *model;
 	int rc;

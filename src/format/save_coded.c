@@ -180,6 +180,7 @@ static int describe(struct save_coded *coded, size_t number, struct pen_object *
 	if (!rc)
 		rc = coded_read(object->name, source->table, &source->coded, err);
 	*file = (struct pack_file){
+		.doing = "save",
 		.name = object->name,
 		.size = laid_out->size,
 		.table = source->table,

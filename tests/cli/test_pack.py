@@ -325,6 +325,8 @@ BAD_HEADERS = {
     "no size": (metadata("penstock.bytes", "many"), "not the size"),
     "another CRC32": (metadata("penstock.crc32", "00000000"), "CRC32"),
     "no CRC32": (metadata("penstock.crc32", "0"), "hex digits"),
+    "a CRC32 with a sign": (metadata("penstock.crc32", "-1234567"), "hex digits"),
+    "a CRC32 with a prefix": (metadata("penstock.crc32", "0x123456"), "hex digits"),
     "other names": (other_names, "the original header"),
     "another shape": (other_shape, "neither coded nor"),
     "another dtype": (other_dtype, "neither coded nor"),

@@ -161,7 +161,7 @@ static void decode_chunks(const uint8_t *bytes, size_t size, const struct coded 
 
 		MUST(known->first + i < coded->chunk_count && decoded);
 		MUST(at <= size && chunk->bytes <= size - at);
-		/* Loads decode in place. */
+		/* Kernels have room for the planes of a chunk that is smaller coded than plain. */
 		MUST(chunk->bytes <= planes_plain(known->kind, values));
 		stored = exact(bytes + at, chunk->bytes);
 		fuzz_accepted += planes_decode(known->kind, stored, chunk, values, decoded);
