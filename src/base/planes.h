@@ -60,6 +60,19 @@ struct planes_parts {
 	uint32_t end;
 };
 
+/* Chunks that so many values need, and values of one of these. */
+static inline uint64_t planes_chunk_count(uint64_t values)
+{
+	return values / PLANES_CHUNK + (values % PLANES_CHUNK != 0);
+}
+
+static inline uint32_t planes_chunk_values(uint64_t values, uint64_t number)
+{
+	uint64_t left = values - number * PLANES_CHUNK;
+
+	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
+}
+
 /* The widths of the planes of the rest, the widest first; 0 after the last. */
 void planes_widths(enum planes_kind kind, unsigned int widths[PLANES_RESTS]);
 

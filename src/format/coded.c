@@ -36,18 +36,6 @@ enum planes_kind coded_kind(int dtype)
 	}
 }
 
-uint64_t coded_chunk_count(uint64_t values)
-{
-	return values / PLANES_CHUNK + (values % PLANES_CHUNK != 0);
-}
-
-uint32_t coded_chunk_values(const struct coded_tensor *tensor, uint64_t number)
-{
-	uint64_t left = tensor->values - number * PLANES_CHUNK;
-
-	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
-}
-
 static int bad(const char *name, struct pen_error *err, const char *wrong)
 {
 	words_bad(err, name, -1, "%s", wrong);
@@ -269,7 +257,7 @@ static int number_chunks(const char *name, struct coded *coded, struct pen_error
 		coded->tensors[i].first = first;
 		if (coded->tensors[i].kind == PLANES_NONE)
 			continue;
-		first += coded_chunk_count(coded->tensors[i].values);
+		first += planes_chunk_count(coded->tensors[i].values);
 		if (first > coded->chunk_count)
 			return bad_tensor(name, &coded->table->tensors[i], err,
 					  "has chunks that the table of chunks does not have");
@@ -347,12 +335,12 @@ int coded_chunks_check(const struct coded *coded, const char *name, size_t numbe
 {
 	const struct pen_tensor *tensor = &coded->table->tensors[number];
 	const struct coded_tensor *known = &coded->tensors[number];
-	uint64_t count = coded_chunk_count(known->values), at = tensor->offset;
+	uint64_t count = planes_chunk_count(known->values), at = tensor->offset;
 
 	for (uint64_t i = 0; i < count; i++) {
 		const struct planes_chunk *chunk = &chunks->chunks[known->first + i];
 
-		if (!planes_check(known->kind, coded_chunk_values(known, i), chunk))
+		if (!planes_check(known->kind, planes_chunk_values(known->values, i), chunk))
 			return bad_tensor(name, tensor, err, "has a chunk that contradicts itself "
 					  "in the table of chunks");
 		chunks->offsets[known->first + i] = at;

@@ -52,9 +52,6 @@ struct coded {
 /* The kind of an enum pen_dtype; PLANES_NONE: never coded. */
 enum planes_kind coded_kind(int dtype);
 
-/* Chunks that so many values need. */
-uint64_t coded_chunk_count(uint64_t values);
-
 /*
  * If the file has the mark, all that its header says; NULL in `coded` if it has not. `stored`
  * belongs to the struct coded from then on; after an error, and without a mark, to the caller.
@@ -80,9 +77,6 @@ void coded_chunks_fini(struct coded_chunks *chunks);
 /* The second half of it, for one coded tensor: what lies in chunks->chunks is checked. */
 int coded_chunks_check(const struct coded *coded, const char *name, size_t number,
 		       struct coded_chunks *chunks, struct pen_error *err);
-
-/* Values of a chunk of a tensor, numbered from the tensor's first. */
-uint32_t coded_chunk_values(const struct coded_tensor *tensor, uint64_t number);
 
 /* The words for a chunk whose checksum differs; returns -EBADMSG. */
 int coded_damaged(const char *name, const struct pen_tensor *tensor, uint64_t number,

@@ -178,14 +178,6 @@ static int take_place(struct pen_pack *pack, struct piece *piece)
 	return rc;
 }
 
-/* Values of one chunk of a piece, and bytes of each. */
-static uint32_t chunk_values(const struct piece *piece, uint32_t number, uint32_t width)
-{
-	uint64_t left = piece->bytes / width - (uint64_t)number * PLANES_CHUNK;
-
-	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
-}
-
 static void encode_piece(struct worker *worker, struct piece *piece)
 {
 	const struct pen_pack *pack = worker->pack;
@@ -197,8 +189,8 @@ static void encode_piece(struct worker *worker, struct piece *piece)
 		struct planes_chunk *chunk = &pack->chunks.chunks[piece->chunk + i];
 
 		planes_encode(kind, worker->original + (uint64_t)i * PLANES_CHUNK * width,
-			      chunk_values(piece, i, width), worker->stored + piece->stored,
-			      chunk);
+			      planes_chunk_values(piece->bytes / width, i),
+			      worker->stored + piece->stored, chunk);
 		piece->stored += chunk->bytes;
 	}
 }
@@ -216,7 +208,7 @@ static int decode_piece(struct worker *worker, const struct piece *piece, unsign
 		const struct planes_chunk *chunk = &pack->chunks.chunks[piece->chunk + i];
 
 		if (!planes_decode(kind, worker->stored + at, chunk,
-				   chunk_values(piece, i, width),
+				   planes_chunk_values(piece->bytes / width, i),
 				   to + (uint64_t)i * PLANES_CHUNK * width))
 			return coded_damaged(pack->file->name, tensor, piece->number + i,
 					     piece->place + at, err);
@@ -361,7 +353,7 @@ static void cut(struct pen_pack *pack, const struct piece *whole, uint32_t width
 		if (width) {
 			piece->number = at / ((uint64_t)width * PLANES_CHUNK);
 			piece->chunk += piece->number;
-			piece->chunk_count = (uint32_t)coded_chunk_count(piece->bytes / width);
+			piece->chunk_count = (uint32_t)planes_chunk_count(piece->bytes / width);
 		} else {
 			piece->place += at;
 			piece->stored = piece->bytes;
@@ -395,7 +387,7 @@ static void cut_to_pack(struct pen_pack *pack)
 			cut(pack, &(struct piece){ .tensor = i, .original = tensor->offset,
 						   .bytes = tensor->bytes, .chunk = chunk }, width);
 			if (width)
-				chunk += coded_chunk_count(tensor->bytes / width);
+				chunk += planes_chunk_count(tensor->bytes / width);
 		}
 	pack->chunk_count = chunk;
 }
