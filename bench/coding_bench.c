@@ -56,7 +56,8 @@ static double chance(void)
 static void fill(enum planes_kind kind, void *values)
 {
 	for (uint64_t i = 0; i < VALUES; i++) {
-		float number = (float)(0.02 * sqrt(-2 * log(chance())) * cos(6.283185307 * chance()));
+		double length = sqrt(-2 * log(chance())), angle = 6.283185307 * chance();
+		float number = (float)(0.02 * length * cos(angle));
 		floats_single bits;
 		floats_half half;
 

@@ -266,9 +266,9 @@ static void print_facts(const struct explaining *all)
 	for (size_t i = 0; i < all->count; i++)
 		coded += all->parts[i].coded;
 	if (coded)
-		printf("  packed       a load decodes it on the way, and its report tells the paths "
-		       "of that;\n"
-		       "               these are the paths of the bytes as they lie\n");
+		printf("  packed       a load decodes it on the way, and its report tells how that "
+		       "went;\n"
+		       "               this is how the bytes go as they lie\n");
 	for (size_t i = 0; i < all->count; i++)
 		print_store(all, i);
 	printf("  page cache   holds %.1f %% of it (asked by %s)\n",

@@ -765,9 +765,9 @@ static int verify(struct pen_pack *pack, const struct pack_file *file, struct pe
 	pack->file = file;
 	pack->packed = packed;
 	if (!rc && pack->crc32 != crc32)
-		rc = error_set(err, -EIO, written.doing, written.name, -1, "what was written is not "
-			       "what was read: the CRC32 of its original is %08" PRIx32 " and not %08"
-			       PRIx32, pack->crc32, crc32);
+		rc = error_set(err, -EIO, written.doing, written.name, -1,
+			       "what was written is not what was read: the CRC32 of its original "
+			       "is %08" PRIx32 " and not %08" PRIx32, pack->crc32, crc32);
 	if (rc != -EBADMSG && rc != -EIO)
 		return rc;
 	/* Who reads a file is told to get another; this one is being made. */

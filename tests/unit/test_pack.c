@@ -84,8 +84,8 @@ static int pack(struct source *source, struct pen_packed *packed, struct pen_err
 {
 	const char *path = in_scratch("original.safetensors");
 	struct pen_pack_options options = PEN_PACK_OPTIONS_INIT;
-	struct pack_file file = { .doing = "pack", .name = path, .read = read_source, .unchanged = spoil,
-				  .source = source };
+	struct pack_file file = { .doing = "pack", .name = path, .read = read_source,
+				  .unchanged = spoil, .source = source };
 	struct pen_model *model;
 	struct pen_pack *pack;
 	int rc;
