@@ -63,6 +63,7 @@ static const struct option_entry unpack_options[] = {
 struct packed_file {
 	char *from, *to;		/* paths, heap */
 	uint64_t size;
+	uint64_t work;			/* bytes that it is in the bar */
 	bool model;			/* a safetensors file; others are copied */
 	struct pen_object *object;	/* what is written */
 };
@@ -108,7 +109,8 @@ static int add_file(struct packer *packer, const char *from, const char *to, uin
 		return no_memory(packer, err);
 	file->model = text_ends_with(from, SUFFIX) || !packer->stage.path;
 	packer->model_count += file->model;
-	packer->total += size * (packer->set.verify && file->model ? 2 : 1);
+	file->work = size * (packer->set.verify && file->model ? 2 : 1);
+	packer->total += file->work;
 	return 0;
 }
 
@@ -268,8 +270,16 @@ static void add_packed(struct packer *packer, const struct pen_packed *packed)
 	}
 }
 
-static int move_model(struct packer *packer, const struct packed_file *file,
-		      struct pen_error *err)
+/* How much work a model is it knows itself: of one that is packed, the bytes that it was. */
+static void show(struct packer *packer, struct packed_file *file, const struct pen_progress *now)
+{
+	packer->total += now->total - file->work;
+	file->work = now->total;
+	packer->progress.total = packer->total;
+	progress_show(&packer->progress, packer->done + now->bytes);
+}
+
+static int move_model(struct packer *packer, struct packed_file *file, struct pen_error *err)
 {
 	struct pen_pack_options options = PEN_PACK_OPTIONS_INIT;
 	struct pen_packed packed = PEN_PACKED_INIT;
@@ -288,7 +298,7 @@ static int move_model(struct packer *packer, const struct packed_file *file,
 		if (interrupt_signal())
 			pen_pack_cancel(pack);
 		pen_pack_poll(pack, &now);
-		progress_show(&packer->progress, packer->done + now.bytes);
+		show(packer, file, &now);
 	}
 	rc = pen_pack_wait(pack, &packed, err);
 	if (!rc)
@@ -341,7 +351,7 @@ static int move_files(struct packer *packer, struct pen_error *err)
 		if (!rc)
 			rc = file->model ? move_model(packer, file, err)
 					 : copy_file(packer, file, host, window, err);
-		packer->done += file->size * (packer->set.verify && file->model ? 2 : 1);
+		packer->done += file->work;
 	}
 	progress_end(&packer->progress);
 	if (window)

@@ -666,7 +666,10 @@ int pen_model_open_files(const char *const *paths, size_t count, struct pen_mode
 /* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
 void pen_model_close(struct pen_model *model);
 
-/* The tensors in the order of files and offsets; and how many there are. */
+/*
+ * The tensors in the order of files and offsets, of a coded file those of its original; and how
+ * many there are.
+ */
 size_t pen_model_tensors(const struct pen_model *model, const struct pen_tensor **tensors);
 size_t pen_model_files(const struct pen_model *model, const struct pen_model_file **files);
 
@@ -1266,7 +1269,8 @@ struct pen_pack_options {
 	size_t size;			/* sizeof(struct pen_pack_options) */
 	uint64_t memory_limit;		/* most memory for bytes on their way; 0: 128 MiB */
 	uint32_t threads;		/* at most 64; 0: as many as there are cores */
-	int verify;			/* read back what was packed, decode and compare it */
+	int verify;			/* read back all that was packed, from its header on, and
+					   compare the CRC32 of what it unpacks to */
 };
 
 #define PEN_PACK_OPTIONS_INIT PEN_SIZED_INIT(pen_pack_options)
@@ -1306,7 +1310,10 @@ int pen_unpack_start(const char *path, struct pen_object *object,
 		     const struct pen_pack_options *options, struct pen_pack **pack,
 		     struct pen_error *err);
 
-/* As with jobs. Bytes are those of the original file, twice where they are verified. */
+/*
+ * As with jobs. Bytes are those of the original file, twice where they are verified, and once more
+ * where it turns out that the file would not get smaller: `total` grows then.
+ */
 void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress);
 void pen_pack_cancel(struct pen_pack *pack);
 int pen_pack_wait_for(struct pen_pack *pack, double seconds);
@@ -1343,6 +1350,8 @@ struct pen_explanation {
 	struct pen_path refused[PEN_PATHS_MAX];		/* each better path, why not, and the fix */
 };
 
+/* Of the object's bytes as they lie: those of coded tensors are decoded by a load, and may travel
+ * otherwise then; the report of the load tells how. */
 int pen_explain(struct pen_object *object, struct pen_device *device,
 		const struct pen_options *options, struct pen_explanation **explanation,
 		struct pen_error *err);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Makes the fat binary of src/kernels anew, after one of its sources was changed:
-#   tools/build-kernels.sh                writes src/kernels/image.c
+#   tools/build-kernels.sh                writes src/kernels/image.fatbin and image.sha256
 #
 # Needs network for its tools, which go into a folder that is thrown away: NVRTC and nvFatbin, the
 # compiler and the linker of CUDA as libraries. No GPU and no CUDA toolkit are needed. They are of
@@ -17,4 +17,4 @@ trap 'exit 1' HUP INT TERM
 python3 -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet --disable-pip-version-check --no-deps \
 	nvidia-cuda-nvrtc-cu12==12.8.93 nvidia-nvfatbin-cu12==12.8.90
-"$work/tools/bin/python" tools/build_kernels.py src/kernels/image.c
+"$work/tools/bin/python" tools/build_kernels.py

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The second half of build-kernels.sh: compile src/kernels for each kind of GPU, pack the results
-into one fat binary, write that as a C file:
+into one fat binary, write that and the SHA-256 of all files concerned:
 
-    build_kernels.py IMAGE.c
+    build_kernels.py
+
+`sha256sum -c src/kernels/image.sha256` compares them.
 
 Prints what each kernel takes of a GPU, as far as the compiler tells. The same sources and tools
 give the same bytes.
@@ -13,19 +15,21 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Everything that the kernels are made of, in the order of the hash.
+IMAGE = "src/kernels/image.fatbin"
+SUMS = "src/kernels/image.sha256"
+#: Everything that the kernels are made of.
 SOURCES = ["src/kernels/convert.cu", "src/kernels/decode.cu", "src/base/decode.h",
            "src/base/floats.h"]
 #: Machine code of 8.0 also runs on 8.6 and 8.9, that of 10.0 on 10.3, and so on.
 MACHINES = [75, 80, 90, 100, 120]
 #: The oldest GPU that later ones are like, for PTX.
 VIRTUAL = 75
-ROW = 16
 
 
-def source_hash() -> str:
-    """What the image is said to be of."""
-    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in SOURCES)).hexdigest()
+def sums() -> str:
+    """Which image was made of which sources, as sha256sum writes it."""
+    return "".join(f"{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}  {name}\n"
+                   for name in [IMAGE, *SOURCES])
 
 
 def library(package: str, name: str) -> ctypes.CDLL:
@@ -92,29 +96,17 @@ def pack(parts: list[tuple[str, str, bytes]]) -> bytes:
     return image.raw
 
 
-def as_c(image: bytes) -> str:
-    """The file; the driver wants the image aligned to 8 bytes."""
-    rows = [",".join(str(byte) for byte in image[at:at + ROW]) for at in range(0, len(image), ROW)]
-    return "\n".join([
-        "/* SPDX-License-Identifier: MIT */",
-        "/* Made by tools/build-kernels.sh of these, not to be edited:",
-        *[f" *   {name}" for name in SOURCES], " */",
-        '#include "kernels/image.h"', "",
-        "const char kernels_source[] =", f'\t"{source_hash()}";', "",
-        "_Alignas(16) const unsigned char kernels_image[] = {",
-        *[f"\t{row}," for row in rows], "};", ""])
-
-
 def main() -> None:
-    """Write the file that is named."""
+    """Write the image and its sums."""
     compiler = Compiler()
     kernels = [source for source in SOURCES if source.endswith(".cu")]
     parts = [("Cubin", str(machine), compiler.compile(kernels, f"sm_{machine}", "CUBIN"))
              for machine in MACHINES]
     parts.append(("PTX", str(VIRTUAL), compiler.compile(kernels, f"compute_{VIRTUAL}", "PTX")))
     image = pack(parts)
-    Path(sys.argv[1]).write_text(as_c(image))
-    print(f"{sys.argv[1]}: {len(image)} bytes")
+    (ROOT / IMAGE).write_bytes(image)
+    (ROOT / SUMS).write_text(sums())
+    print(f"{IMAGE}: {len(image)} bytes")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,19 @@ struct planes_parts {
 	uint32_t end;
 };
 
+/* Chunks that so many values need, and values of one of these. */
+static inline uint64_t planes_chunk_count(uint64_t values)
+{
+	return values / PLANES_CHUNK + (values % PLANES_CHUNK != 0);
+}
+
+static inline uint32_t planes_chunk_values(uint64_t values, uint64_t number)
+{
+	uint64_t left = values - number * PLANES_CHUNK;
+
+	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
+}
+
 /* The widths of the planes of the rest, the widest first; 0 after the last. */
 void planes_widths(enum planes_kind kind, unsigned int widths[PLANES_RESTS]);
 
@@ -79,7 +92,8 @@ uint32_t planes_checksum(const void *values, size_t bytes);
 #define PLANES_ROOM (PLANES_CHUNK * 4)
 
 /*
- * Code up to PLANES_CHUNK values. `stored` has PLANES_ROOM bytes; it is the smaller of both ways.
+ * Code up to PLANES_CHUNK values: the smaller of both ways, so planes_plain() bytes are room enough
+ * at `stored`.
  */
 void planes_encode(enum planes_kind kind, const void *values, uint32_t count, void *stored,
 		   struct planes_chunk *chunk);

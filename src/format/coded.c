@@ -36,18 +36,6 @@ enum planes_kind coded_kind(int dtype)
 	}
 }
 
-uint64_t coded_chunk_count(uint64_t values)
-{
-	return values / PLANES_CHUNK + (values % PLANES_CHUNK != 0);
-}
-
-uint32_t coded_chunk_values(const struct coded_tensor *tensor, uint64_t number)
-{
-	uint64_t left = tensor->values - number * PLANES_CHUNK;
-
-	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
-}
-
 static int bad(const char *name, struct pen_error *err, const char *wrong)
 {
 	words_bad(err, name, -1, "%s", wrong);
@@ -105,12 +93,27 @@ static int check_version(const char *name, const struct pen_metadata *version,
 	return -EBADMSG;
 }
 
+/* Digits and nothing else, which strtoul() would let pass. */
+static bool read_crc32(const struct pen_metadata *pair, uint32_t *crc32)
+{
+	*crc32 = 0;
+	for (size_t i = 0; i < pair->value_length; i++) {
+		static const char digits[] = "0123456789abcdefABCDEF";
+		const char *found = memchr(digits, pair->value[i], sizeof(digits) - 1);
+		size_t digit = found ? (size_t)(found - digits) : 0;
+
+		if (!found)
+			return false;
+		*crc32 = *crc32 << 4 | (uint32_t)(digit < 16 ? digit : digit - 6);
+	}
+	return pair->value_length == 8;
+}
+
 static int read_numbers(const char *name, struct coded *coded, struct pen_error *err)
 {
 	const struct pen_metadata *header = find_key(coded->stored, CODED_KEY_HEADER);
 	const struct pen_metadata *bytes = find_key(coded->stored, CODED_KEY_BYTES);
 	const struct pen_metadata *crc32 = find_key(coded->stored, CODED_KEY_CRC32);
-	char *end;
 
 	if (!header || !bytes || !crc32)
 		return bad(name, err, "its metadata say that it is coded, but not all of how");
@@ -119,8 +122,7 @@ static int read_numbers(const char *name, struct coded *coded, struct pen_error 
 	if (text_to_number(bytes->value, INT64_MAX, &coded->bytes) ||
 	    coded->bytes < PREFIX || coded->bytes - PREFIX < coded->header_length)
 		return bad(name, err, CODED_KEY_BYTES " is not the size of a file");
-	coded->crc32 = (uint32_t)strtoul(crc32->value, &end, 16);
-	if (crc32->value_length != 8 || end != crc32->value + 8)
+	if (!read_crc32(crc32, &coded->crc32))
 		return bad(name, err, CODED_KEY_CRC32 " is not of 8 hex digits");
 	return 0;
 }
@@ -225,7 +227,7 @@ static int sort(const char *name, struct coded *coded, struct pen_error *err)
 	struct place *places = os_calloc(count + 1, sizeof(places[0]));
 	struct pen_tensor *tensors = os_calloc(count + 1, sizeof(tensors[0]));
 	struct coded_tensor *known = os_calloc(count + 1, sizeof(known[0]));
-	size_t *moved = os_calloc(count + 1, sizeof(moved[0]));
+	size_t *moved = coded->order = os_calloc(count + 1, sizeof(moved[0]));
 	bool made = places && tensors && known && moved;
 
 	for (size_t i = 0; made && i < count; i++)
@@ -246,7 +248,6 @@ static int sort(const char *name, struct coded *coded, struct pen_error *err)
 	free(places);
 	free(tensors);
 	free(known);
-	free(moved);
 	return made ? 0 : error_sys(err, -ENOMEM, "read", name, -1);
 }
 
@@ -259,7 +260,7 @@ static int number_chunks(const char *name, struct coded *coded, struct pen_error
 		coded->tensors[i].first = first;
 		if (coded->tensors[i].kind == PLANES_NONE)
 			continue;
-		first += coded_chunk_count(coded->tensors[i].values);
+		first += planes_chunk_count(coded->tensors[i].values);
 		if (first > coded->chunk_count)
 			return bad_tensor(name, &coded->table->tensors[i], err,
 					  "has chunks that the table of chunks does not have");
@@ -275,6 +276,7 @@ void coded_free(struct coded *coded)
 	free(coded->stored);
 	free(coded->table);
 	free(coded->tensors);
+	free(coded->order);
 	free(coded);
 }
 
@@ -336,12 +338,12 @@ int coded_chunks_check(const struct coded *coded, const char *name, size_t numbe
 {
 	const struct pen_tensor *tensor = &coded->table->tensors[number];
 	const struct coded_tensor *known = &coded->tensors[number];
-	uint64_t count = coded_chunk_count(known->values), at = tensor->offset;
+	uint64_t count = planes_chunk_count(known->values), at = tensor->offset;
 
 	for (uint64_t i = 0; i < count; i++) {
 		const struct planes_chunk *chunk = &chunks->chunks[known->first + i];
 
-		if (!planes_check(known->kind, coded_chunk_values(known, i), chunk))
+		if (!planes_check(known->kind, planes_chunk_values(known->values, i), chunk))
 			return bad_tensor(name, tensor, err, "has a chunk that contradicts itself "
 					  "in the table of chunks");
 		chunks->offsets[known->first + i] = at;

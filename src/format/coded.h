@@ -41,6 +41,7 @@ struct coded {
 	 * `bytes` are those of the values, `coded` those that it has here. */
 	struct safetensors *table;
 	struct coded_tensor *tensors;	/* one for each of table->tensors, in their order */
+	size_t *order;			/* numbers of these, as they lay in the original file */
 	const char *header;		/* of the original file */
 	size_t header_length;
 	uint64_t bytes;			/* of the original file */
@@ -50,9 +51,6 @@ struct coded {
 
 /* The kind of an enum pen_dtype; PLANES_NONE: never coded. */
 enum planes_kind coded_kind(int dtype);
-
-/* Chunks that so many values need. */
-uint64_t coded_chunk_count(uint64_t values);
 
 /*
  * If the file has the mark, all that its header says; NULL in `coded` if it has not. `stored`
@@ -79,9 +77,6 @@ void coded_chunks_fini(struct coded_chunks *chunks);
 /* The second half of it, for one coded tensor: what lies in chunks->chunks is checked. */
 int coded_chunks_check(const struct coded *coded, const char *name, size_t number,
 		       struct coded_chunks *chunks, struct pen_error *err);
-
-/* Values of a chunk of a tensor, numbered from the tensor's first. */
-uint32_t coded_chunk_values(const struct coded_tensor *tensor, uint64_t number);
 
 /* The words for a chunk whose checksum differs; returns -EBADMSG. */
 int coded_damaged(const char *name, const struct pen_tensor *tensor, uint64_t number,

@@ -57,29 +57,31 @@ static char *join(const char *folder, size_t folder_length, const char *name)
 
 /* ------------------------------------------------------------------------- reading a file -- */
 
-static int read_header(const struct pen_model_file *file, struct safetensors **table,
-		       struct coded **coded, struct pen_error *err)
+int model_read_header(struct pen_object *object, uint64_t size, struct safetensors **table,
+		      struct coded **coded, struct pen_error *err)
 {
 	unsigned char first[8] = { 0 };
 	size_t length;
 	void *header;
 	int rc;
 
-	rc = object_read(file->object, first,
-			 file->size < sizeof(first) ? (size_t)file->size : sizeof(first), 0, err);
+	*table = NULL;
+	*coded = NULL;
+	rc = object_read(object, first, size < sizeof(first) ? (size_t)size : sizeof(first), 0,
+			 err);
 	if (!rc)
-		rc = safetensors_header_length(file->path, first, file->size, &length, err);
+		rc = safetensors_header_length(object->name, first, size, &length, err);
 	if (rc)
 		return rc;
 	header = os_calloc(1, length + 1);
 	if (!header)
-		return no_memory(file->path, err);
-	rc = object_read(file->object, header, length, sizeof(first), err);
+		return no_memory(object->name, err);
+	rc = object_read(object, header, length, sizeof(first), err);
 	if (!rc)
-		rc = safetensors_parse(file->path, header, length, file->size, table, err);
+		rc = safetensors_parse(object->name, header, length, size, table, err);
 	free(header);
 	if (!rc)
-		rc = coded_read(file->path, *table, coded, err);
+		rc = coded_read(object->name, *table, coded, err);
 	if (!rc && *coded)
 		*table = (*coded)->table;
 	return rc;
@@ -108,7 +110,7 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 		return -EINVAL;
 	}
 	file->size = pen_object_size(file->object);
-	rc = read_header(file, table, coded, err);
+	rc = model_read_header(file->object, file->size, table, coded, err);
 	if (rc)
 		return rc;
 	file->data = (*table)->data;
@@ -304,13 +306,15 @@ static int warn_of_files(struct merger *merger)
 	return rc;
 }
 
+/* A coded file has moved its tensors; nobody shall notice that who lists them. */
 static void add_table(struct pen_model *model, uint32_t file)
 {
 	const struct safetensors *table = model->tables[file];
+	const struct coded *coded = model->coded[file];
 	struct pen_tensor *tensors = model->tensors + model->tensor_count;
 
 	for (size_t i = 0; i < table->count; i++) {
-		tensors[i] = table->tensors[i];
+		tensors[i] = table->tensors[coded ? coded->order[i] : i];
 		tensors[i].file = file;
 		model->by_name[model->tensor_count + i] =
 			tensors + (table->by_name[i] - table->tensors);
@@ -331,8 +335,8 @@ static int gather(struct pen_model *model, const char *path, struct pen_error *e
 		return no_memory(path, err);
 	for (size_t i = 0; i < model->file_count; i++)
 		add_table(model, (uint32_t)i);
-	/* The names of one table are sorted already. */
-	if (model->file_count > 1)
+	/* The names of one table are sorted already, unless its tensors were moved. */
+	if (model->file_count > 1 || (model->file_count && model->coded[0]))
 		sort_by_name(model);
 	return 0;
 }

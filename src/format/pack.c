@@ -7,7 +7,8 @@
  *
  *   pack     read original -> code -> wait for its turn, take a place -> write
  *   unpack   read coded -> decode -> write where it was, or nowhere: then it was checked
- *   verify   read both -> decode -> compare
+ *
+ * To verify is to unpack what was packed to nowhere, from its header on, as any reader would.
  *
  * Invariants
  *   1. Room for the header and the table of chunks is left at the front, as much as they can need
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/planes.h"
@@ -38,9 +40,11 @@
 
 #define PIECE ((uint64_t)1 << 20)	/* original bytes of a piece; a multiple of every chunk */
 #define MEMORY_LIMIT ((uint64_t)128 << 20)
-#define THREAD_MEMORY (3 * PIECE + 3 * (uint64_t)PLANES_ALIGN)
+#define THREAD_MEMORY (2 * (PIECE + (uint64_t)PLANES_ALIGN))
 #define THREADS_MAX 64u
 #define PREFIX 8u			/* bytes that say how long a header is */
+
+_Static_assert(PEN_DTYPES <= PEN_PACKED_KINDS, "each has its numbers in struct pen_packed");
 
 struct piece {
 	size_t tensor;			/* whose bytes they are; of a plain copy 0 */
@@ -55,7 +59,7 @@ struct piece {
 struct worker {
 	struct pen_pack *pack;
 	pthread_t thread;
-	unsigned char *original, *stored, *other;	/* bytes of a piece, and more of them */
+	unsigned char *original, *stored;	/* bytes of a piece */
 };
 
 /* What is done with a piece. */
@@ -74,7 +78,7 @@ struct pen_pack {
 	const struct pack_file *file;
 	const struct safetensors *table;	/* its own */
 	bool is_coded;			/* it was coded, or is from now on */
-	uint64_t done_before;		/* `done` when it was begun */
+	uint32_t crc32;			/* of the original file, when all pieces were seen */
 	/* Tensors in the order of `table`; of those that are packed: */
 	enum planes_kind *kinds;
 	uint64_t *stored;		/* bytes that each has in the coded file */
@@ -91,7 +95,7 @@ struct pen_pack {
 	unsigned int worker_count;
 	pthread_t thread;		/* that sees to it all */
 	uint64_t started;		/* ns */
-	_Atomic uint64_t done, total;	/* bytes */
+	_Atomic uint64_t done, total;	/* bytes; neither ever gets smaller */
 	atomic_bool cancelled;
 	atomic_int state;		/* enum pen_state */
 
@@ -108,7 +112,7 @@ struct pen_pack {
 
 static int no_memory(const struct pen_pack *pack, struct pen_error *err)
 {
-	return error_sys(err, -ENOMEM, "pack", pack->file->name, -1);
+	return error_sys(err, -ENOMEM, pack->file->doing, pack->file->name, -1);
 }
 
 static int read_all(const struct pack_file *file, void *buffer, uint64_t length, uint64_t offset,
@@ -174,14 +178,6 @@ static int take_place(struct pen_pack *pack, struct piece *piece)
 	return rc;
 }
 
-/* Values of one chunk of a piece, and bytes of each. */
-static uint32_t chunk_values(const struct piece *piece, uint32_t number, uint32_t width)
-{
-	uint64_t left = piece->bytes / width - (uint64_t)number * PLANES_CHUNK;
-
-	return left < PLANES_CHUNK ? (uint32_t)left : PLANES_CHUNK;
-}
-
 static void encode_piece(struct worker *worker, struct piece *piece)
 {
 	const struct pen_pack *pack = worker->pack;
@@ -193,8 +189,8 @@ static void encode_piece(struct worker *worker, struct piece *piece)
 		struct planes_chunk *chunk = &pack->chunks.chunks[piece->chunk + i];
 
 		planes_encode(kind, worker->original + (uint64_t)i * PLANES_CHUNK * width,
-			      chunk_values(piece, i, width), worker->stored + piece->stored,
-			      chunk);
+			      planes_chunk_values(piece->bytes / width, i),
+			      worker->stored + piece->stored, chunk);
 		piece->stored += chunk->bytes;
 	}
 }
@@ -212,11 +208,10 @@ static int decode_piece(struct worker *worker, const struct piece *piece, unsign
 		const struct planes_chunk *chunk = &pack->chunks.chunks[piece->chunk + i];
 
 		if (!planes_decode(kind, worker->stored + at, chunk,
-				   chunk_values(piece, i, width),
+				   planes_chunk_values(piece->bytes / width, i),
 				   to + (uint64_t)i * PLANES_CHUNK * width))
-			return coded_damaged(pack->direction == UNPACK ? pack->file->name
-								       : pack->file->to->name,
-					     tensor, piece->number + i, piece->place + at, err);
+			return coded_damaged(pack->file->name, tensor, piece->number + i,
+					     piece->place + at, err);
 		at += chunk->bytes;
 	}
 	return 0;
@@ -252,28 +247,6 @@ static int unpack_piece(struct worker *worker, struct piece *piece, struct pen_e
 		return rc;
 	piece->crc32 = crc32_of(to, piece->bytes);
 	return write_all(pack->file->to, to, piece->bytes, piece->original, err);
-}
-
-static int verify_piece(struct worker *worker, struct piece *piece, struct pen_error *err)
-{
-	struct pen_pack *pack = worker->pack;
-	unsigned char *decoded = piece->chunk_count ? worker->other : worker->stored;
-	char shown[WORDS_NAME];
-	int rc = read_all(pack->file, worker->original, piece->bytes, piece->original, err);
-
-	if (!rc)
-		rc = object_read(pack->file->to, worker->stored, (size_t)piece->stored,
-				 piece->place, err);
-	if (!rc)
-		rc = decode_piece(worker, piece, decoded, err);
-	if (rc || !memcmp(decoded, worker->original, (size_t)piece->bytes))
-		return rc;
-	error_set(err, -EIO, "verify", pack->file->to->name, (int64_t)piece->place,
-		  "what was written of \"%s\" is not what was read",
-		  words_text(shown, pack->table->tensors[piece->tensor].name,
-			     pack->table->tensors[piece->tensor].name_length));
-	error_hint(err, "The original changed meanwhile, or memory or disk are bad: try again");
-	return -EIO;
 }
 
 /* ------------------------------------------------------------------------------- all pieces -- */
@@ -336,7 +309,7 @@ static int run_pieces(struct pen_pack *pack, step *step_of_each, struct pen_erro
 	if (pack->rc && err)
 		*err = pack->err;
 	if (!pack->rc && atomic_load(&pack->cancelled))
-		return error_set(err, -ECANCELED, "pack", pack->file->name, -1,
+		return error_set(err, -ECANCELED, pack->file->doing, pack->file->name, -1,
 				 "it was cancelled");
 	return pack->rc;
 }
@@ -348,15 +321,15 @@ static int by_original(const void *left, const void *right)
 	return a->original < b->original ? -1 : a->original > b->original;
 }
 
-/* The CRC32 of the whole original file; puts the pieces into its order. */
-static uint32_t join_crc32s(struct pen_pack *pack)
+/* Sets the CRC32 of the whole original file; puts the pieces into its order. */
+static void join_crc32s(struct pen_pack *pack)
 {
 	uint64_t crc32 = crc32_of(pack->header, pack->header_size);
 
 	qsort(pack->pieces, pack->piece_count, sizeof(pack->pieces[0]), by_original);
 	for (size_t i = 0; i < pack->piece_count; i++)
 		crc32 = digest_crc32_join(crc32, pack->pieces[i].crc32, pack->pieces[i].bytes);
-	return (uint32_t)crc32;
+	pack->crc32 = (uint32_t)crc32;
 }
 
 /* ---------------------------------------------------------------------------------- cutting -- */
@@ -380,7 +353,7 @@ static void cut(struct pen_pack *pack, const struct piece *whole, uint32_t width
 		if (width) {
 			piece->number = at / ((uint64_t)width * PLANES_CHUNK);
 			piece->chunk += piece->number;
-			piece->chunk_count = (uint32_t)coded_chunk_count(piece->bytes / width);
+			piece->chunk_count = (uint32_t)planes_chunk_count(piece->bytes / width);
 		} else {
 			piece->place += at;
 			piece->stored = piece->bytes;
@@ -414,7 +387,7 @@ static void cut_to_pack(struct pen_pack *pack)
 			cut(pack, &(struct piece){ .tensor = i, .original = tensor->offset,
 						   .bytes = tensor->bytes, .chunk = chunk }, width);
 			if (width)
-				chunk += coded_chunk_count(tensor->bytes / width);
+				chunk += planes_chunk_count(tensor->bytes / width);
 		}
 	pack->chunk_count = chunk;
 }
@@ -496,8 +469,8 @@ static void describe(const struct pen_pack *pack, struct header *header)
 }
 
 /* The header for the sizes that are known now, filled up to `room`. */
-static int make_header(const struct pen_pack *pack, uint32_t crc32, uint64_t room, char **text,
-		       size_t *size, struct pen_error *err)
+static int make_header(const struct pen_pack *pack, uint64_t room, char **text, size_t *size,
+		       struct pen_error *err)
 {
 	size_t count = pack->table->count + 1;
 	struct header header = {
@@ -512,7 +485,7 @@ static int make_header(const struct pen_pack *pack, uint32_t crc32, uint64_t roo
 	int rc;
 
 	snprintf(bytes, sizeof(bytes), "%" PRIu64, pack->file->size);
-	snprintf(sum, sizeof(sum), "%08" PRIx32, crc32);
+	snprintf(sum, sizeof(sum), "%08" PRIx32, pack->crc32);
 	file.metadata = metadata = make_metadata(pack, &file.metadata_count, bytes, sum);
 	if (header.tensors && header.bytes && header.order && metadata) {
 		describe(pack, &header);
@@ -541,7 +514,7 @@ static int leave_room(struct pen_pack *pack, struct pen_error *err)
 	for (size_t i = 0; i < count; i++)
 		if (pack->kinds[i])
 			pack->stored[i] = pack->table->tensors[i].bytes + PLANES_ALIGN;
-	rc = make_header(pack, 0, 0, &text, &size, err);
+	rc = make_header(pack, 0, &text, &size, err);
 	if (rc)
 		return rc;
 	free(text);
@@ -558,23 +531,23 @@ static int write_plain(struct pen_pack *pack, struct pen_error *err)
 	int rc;
 
 	cut_plain(pack);
-	atomic_store(&pack->done, pack->done_before);
 	rc = write_all(pack->file->to, pack->header, pack->header_size, 0, err);
 	if (!rc)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
 		return rc;
+	join_crc32s(pack);
 	pack->packed.stored += pack->file->size;
 	/* What was tried before may have been longer. */
 	rc = os_truncate(pack->file->to->fd, pack->file->size);
 	return rc ? error_sys(err, rc, "write", pack->file->to->name, -1) : 0;
 }
 
-static int write_front(struct pen_pack *pack, uint32_t crc32, struct pen_error *err)
+static int write_front(struct pen_pack *pack, struct pen_error *err)
 {
 	char *text;
 	size_t size;
-	int rc = make_header(pack, crc32, pack->room, &text, &size, err);
+	int rc = make_header(pack, pack->room, &text, &size, err);
 
 	if (rc)
 		return rc;
@@ -618,12 +591,14 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 	}
 	if (pack->is_coded) {
 		pack->packed.stored += pack->place;
-		rc = write_front(pack, join_crc32s(pack), err);
+		join_crc32s(pack);
+		rc = write_front(pack, err);
 	} else {
+		/* What was tried was done, too: nobody shall see bytes become fewer. */
+		if (any)
+			atomic_fetch_add(&pack->total, pack->file->size - pack->header_size);
 		rc = write_plain(pack, err);
 	}
-	if (!rc && pack->options.verify)
-		rc = run_pieces(pack, verify_piece, err);
 	add_up(pack);
 	return rc;
 }
@@ -631,7 +606,6 @@ static int pack_file(struct pen_pack *pack, struct pen_error *err)
 static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 {
 	const struct coded *coded = pack->file->coded;
-	uint32_t crc32;
 	int rc;
 
 	pack->is_coded = coded != NULL;
@@ -648,14 +622,27 @@ static int unpack_file(struct pen_pack *pack, struct pen_error *err)
 		rc = run_pieces(pack, unpack_piece, err);
 	if (rc)
 		return rc;
-	crc32 = join_crc32s(pack);
+	join_crc32s(pack);
 	add_up(pack);
-	if (crc32 == coded->crc32)
+	if (pack->crc32 == coded->crc32)
 		return 0;
 	words_bad(err, pack->file->name, -1, "what was unpacked is not the file that was packed: "
-		  "its CRC32 is %08" PRIx32 " and not %08" PRIx32, crc32, coded->crc32);
+		  "its CRC32 is %08" PRIx32 " and not %08" PRIx32, pack->crc32, coded->crc32);
 	error_hint(err, "The file is damaged: take another copy of it");
 	return -EBADMSG;
+}
+
+/* What unpacking does to a file that was written, and to a plain one as well. */
+static int check_file(struct pen_pack *pack, struct pen_error *err)
+{
+	int rc;
+
+	if (pack->file->coded)
+		return unpack_file(pack, err);
+	cut_plain(pack);
+	rc = run_pieces(pack, unpack_piece, err);
+	join_crc32s(pack);
+	return rc;
 }
 
 /* ------------------------------------------------------------------------------- one file -- */
@@ -686,14 +673,14 @@ static int take_header(struct pen_pack *pack, struct pen_error *err)
 	return 0;
 }
 
-static enum planes_kind kind_to_be(const struct pen_pack *pack, size_t number)
+/* The kind of a tensor in the coded file, be that the one that is read or the one to write. */
+static enum planes_kind kind_in_coded(const struct pack_file *file, size_t number)
 {
-	const struct pen_tensor *tensor = &pack->table->tensors[number];
-	const struct coded *coded = pack->file->coded;
+	const struct pen_tensor *tensor = &file->table->tensors[number];
 	enum planes_kind kind = coded_kind(tensor->dtype);
 
-	if (pack->direction == UNPACK)
-		return coded ? coded->tensors[number].kind : PLANES_NONE;
+	if (file->coded)
+		return file->coded->tensors[number].kind;
 	return kind && tensor->bytes / planes_shapes[kind].bytes >= CODED_VALUES_LEAST
 		? kind : PLANES_NONE;
 }
@@ -710,7 +697,7 @@ static int make_lists(struct pen_pack *pack, struct pen_error *err)
 	if (!pack->kinds || !pack->stored || !pack->pieces)
 		return no_memory(pack, err);
 	for (size_t i = 0; i < count; i++) {
-		pack->kinds[i] = kind_to_be(pack, i);
+		pack->kinds[i] = kind_in_coded(pack->file, i);
 		pack->stored[i] = pack->table->tensors[i].coded;
 	}
 	return 0;
@@ -725,26 +712,80 @@ static void drop_lists(struct pen_pack *pack)
 	free(pack->header);
 }
 
-static int run_file(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+/* Have one of the ways above gone over a file. */
+static int go_over(struct pen_pack *pack, const struct pack_file *file,
+		   int (*way)(struct pen_pack *pack, struct pen_error *err), struct pen_error *err)
 {
 	int rc;
 
 	pack->file = file;
 	pack->table = file->table;
 	pack->is_coded = false;
-	pack->done_before = atomic_load(&pack->done);
 	pack->header = NULL;
 	pack->piece_count = 0;
 	rc = make_lists(pack, err);
 	if (!rc)
 		rc = take_header(pack, err);
 	if (!rc)
-		rc = pack->direction == PACK ? pack_file(pack, err) : unpack_file(pack, err);
-	if (!rc && file->unchanged)
-		rc = file->unchanged(file->source, err);
+		rc = way(pack, err);
+	drop_lists(pack);
+	return rc;
+}
+
+static int read_object(void *source, void *buffer, uint64_t length, uint64_t offset,
+		       struct pen_error *err)
+{
+	return object_read(source, buffer, (size_t)length, offset, err);
+}
+
+/* What a file was packed to has the same original. */
+static int verify(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+{
+	struct pack_file written = { .doing = "verify", .name = file->to->name, .read = read_object,
+				     .source = file->to };
+	struct pen_packed packed = pack->packed;
+	uint32_t crc32 = pack->crc32;
+	struct safetensors *table;
+	struct coded *coded;
+	struct stat st;
+	int rc = os_fstat(file->to->fd, &st);
+
+	if (rc)
+		return error_sys(err, rc, written.doing, written.name, -1);
+	written.size = (uint64_t)st.st_size;
+	rc = model_read_header(file->to, written.size, &table, &coded, err);
+	written.table = table;
+	written.coded = coded;
+	if (!rc)
+		rc = go_over(pack, &written, check_file, err);
+	if (coded)
+		coded_free(coded);
+	else
+		free(table);
+	pack->file = file;
+	pack->packed = packed;
+	if (!rc && pack->crc32 != crc32)
+		rc = error_set(err, -EIO, written.doing, written.name, -1,
+			       "what was written is not what was read: the CRC32 of its original "
+			       "is %08" PRIx32 " and not %08" PRIx32, pack->crc32, crc32);
+	if (rc != -EBADMSG && rc != -EIO)
+		return rc;
+	/* Who reads a file is told to get another; this one is being made. */
+	err->hint[0] = 0;
+	error_hint(err, "Memory or disk are bad: try again");
+	return rc;
+}
+
+static int run_file(struct pen_pack *pack, const struct pack_file *file, struct pen_error *err)
+{
+	int rc = go_over(pack, file, pack->direction == PACK ? pack_file : unpack_file, err);
+
 	pack->packed.bytes += original_bytes(file);
 	pack->packed.coded |= pack->is_coded;
-	drop_lists(pack);
+	if (!rc && file->unchanged)
+		rc = file->unchanged(file->source, err);
+	if (!rc && pack->direction == PACK && pack->options.verify)
+		rc = verify(pack, file, err);
 	return rc;
 }
 
@@ -757,10 +798,9 @@ static void *run(void *argument)
 	for (size_t i = 0; !rc && i < pack->file_count; i++)
 		rc = run_file(pack, &pack->files[i], &err);
 	pthread_mutex_lock(&pack->lock);
-	if (rc && !pack->rc) {
-		pack->rc = rc;
+	pack->rc = rc;
+	if (rc)
 		pack->err = err;
-	}
 	pack->packed.seconds = (double)(os_now() - pack->started) * 1e-9;
 	atomic_store(&pack->state, !pack->rc ? PEN_DONE
 				   : pack->rc == -ECANCELED ? PEN_CANCELLED : PEN_FAILED);
@@ -803,9 +843,9 @@ static int make_workers(struct pen_pack *pack, struct pen_error *err)
 		worker->pack = pack;
 		worker->original = os_calloc(1, THREAD_MEMORY);
 		if (!worker->original)
-			return error_sys(err, -ENOMEM, "pack", pack->files[0].name, -1);
+			return error_sys(err, -ENOMEM, pack->files[0].doing,
+					 pack->files[0].name, -1);
 		worker->stored = worker->original + PIECE + PLANES_ALIGN;
-		worker->other = worker->stored + PIECE + PLANES_ALIGN;
 		pack->worker_count++;
 	}
 	return 0;
@@ -823,13 +863,13 @@ static int check(enum pack_direction direction, const struct pack_file *file,
 	if (direction == UNPACK)
 		return 0;
 	if (file->coded) {
-		error_set(err, -EINVAL, "pack", file->name, -1, "it is packed already");
+		error_set(err, -EINVAL, file->doing, file->name, -1, "it is packed already");
 		error_hint(err, "Use it as it is, or unpack it first");
 		return -EINVAL;
 	}
 	for (size_t i = 0; i < file->table->count; i++)
 		if (!strcmp(file->table->tensors[i].name, CODED_TABLE)) {
-			error_set(err, -EINVAL, "pack", file->name, -1,
+			error_set(err, -EINVAL, file->doing, file->name, -1,
 				  "it has a tensor of the name " CODED_TABLE);
 			error_hint(err, "Coded files keep this name for themselves: rename it");
 			return -EINVAL;
@@ -845,7 +885,7 @@ static int prepare(struct pen_pack *pack, const struct pack_file *files, size_t 
 
 	pack->files = os_calloc(count + 1, sizeof(files[0]));
 	if (!pack->files)
-		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
+		return error_sys(err, -ENOMEM, files[0].doing, files[0].name, -1);
 	for (size_t i = 0; !rc && i < count; i++) {
 		pack->files[i] = files[i];
 		total += original_bytes(&files[i]) - original_header(&files[i]);
@@ -868,7 +908,7 @@ int pack_start(enum pack_direction direction, const struct pack_file *files, siz
 
 	*pack = NULL;
 	if (!new)
-		return error_sys(err, -ENOMEM, "pack", files[0].name, -1);
+		return error_sys(err, -ENOMEM, files[0].doing, files[0].name, -1);
 	new->direction = direction;
 	new->generation = os_generation();
 	new->started = os_now();
@@ -896,12 +936,6 @@ int pack_start(enum pack_direction direction, const struct pack_file *files, siz
 
 /* ------------------------------------------------------------------------------------ a file -- */
 
-static int read_object(void *source, void *buffer, uint64_t length, uint64_t offset,
-		       struct pen_error *err)
-{
-	return object_read(source, buffer, (size_t)length, offset, err);
-}
-
 static int object_is_unchanged(void *source, struct pen_error *err)
 {
 	return object_unchanged(source, err);
@@ -911,7 +945,8 @@ static int start(enum pack_direction direction, const char *path, struct pen_obj
 		 const struct pen_pack_options *options, struct pen_pack **pack,
 		 struct pen_error *err)
 {
-	struct pack_file file = { .to = object, .read = read_object,
+	struct pack_file file = { .doing = direction == PACK ? "pack" : "unpack",
+				  .to = object, .read = read_object,
 				  .unchanged = object_is_unchanged };
 	struct pen_model *model;
 	int rc;
@@ -952,14 +987,21 @@ int pen_unpack_start(const char *path, struct pen_object *object,
 	return start(UNPACK, path, object, options, pack, err);
 }
 
+/* Are we a child of the process that started it? Its threads are not here. */
+static bool inherited(const struct pen_pack *pack)
+{
+	return pack->generation != os_generation();
+}
+
 void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress)
 {
 	*progress = (struct pen_progress){
-		.state = atomic_load(&pack->state),
+		.state = inherited(pack) ? PEN_FAILED : atomic_load(&pack->state),
 		.bytes = atomic_load(&pack->done),
-		.total = atomic_load(&pack->total),
 		.seconds = (double)(os_now() - pack->started) * 1e-9,
 	};
+	/* After the bytes, which are never more. */
+	progress->total = atomic_load(&pack->total);
 }
 
 void pen_pack_cancel(struct pen_pack *pack)
@@ -974,6 +1016,8 @@ int pen_pack_wait_for(struct pen_pack *pack, double seconds)
 	struct timespec until = os_from_now(seconds);
 	int rc = 0;
 
+	if (inherited(pack))
+		return 0;
 	pthread_mutex_lock(&pack->lock);
 	while (!rc && atomic_load(&pack->state) < PEN_DONE)
 		rc = -pthread_cond_timedwait(&pack->changed, &pack->lock, &until);
@@ -985,7 +1029,7 @@ int pen_pack_wait(struct pen_pack *pack, struct pen_packed *packed, struct pen_e
 {
 	int rc;
 
-	if (pack->generation != os_generation()) {
+	if (inherited(pack)) {
 		error_set(err, -ECHILD, "finish", "packing", -1,
 			  "it was started before this process was forked");
 		error_hint(err, "Wait for it in the process that started it");

@@ -15,10 +15,10 @@ enum pack_direction {
 
 /* A file to be read, and what it becomes. All of it lives until the end. */
 struct pack_file {
-	const char *name;		/* for messages */
+	const char *doing, *name;	/* for messages: "pack", and what */
 	uint64_t size;
 	const struct safetensors *table;
-	const struct coded *coded;	/* NULL: it is not coded */
+	const struct coded *coded;	/* NULL: it is not coded; else `source` is an object */
 	struct pen_object *to;		/* NULL: nothing is written, what is unpacked is checked */
 
 	/* Bytes of the file, to plain memory. Several threads at a time. */

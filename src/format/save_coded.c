@@ -32,6 +32,7 @@ struct save_coded {
 	struct job_after *after;	/* all of it comes first */
 	size_t after_count;
 	atomic_bool followed;		/* and has come */
+	atomic_bool cancelled;		/* nobody waits for it any more */
 	struct pen_pack *pack;
 	struct pen_device *device;	/* that the save is said to be of */
 };
@@ -65,7 +66,9 @@ static int follow(struct save_coded *coded, struct pen_error *err)
 		rc = device_enter(after->device, err);
 		while (!rc && (rc = device_poll(after->device, &after->fence, err)) == -EAGAIN) {
 			os_sleep(LOOK_NS);
-			rc = 0;
+			rc = !coded->cancelled ? 0
+				: error_set(err, -ECANCELED, "save", "what a stream holds", -1,
+					    "it was cancelled");
 		}
 	}
 	if (!rc)
@@ -177,6 +180,7 @@ static int describe(struct save_coded *coded, size_t number, struct pen_object *
 	if (!rc)
 		rc = coded_read(object->name, source->table, &source->coded, err);
 	*file = (struct pack_file){
+		.doing = "save",
 		.name = object->name,
 		.size = laid_out->size,
 		.table = source->table,
@@ -251,7 +255,9 @@ void save_coded_poll(struct save_coded *coded, struct pen_progress *progress)
 
 void save_coded_cancel(struct save_coded *coded)
 {
+	/* The packer first: it is to know why a file cannot be read. */
 	pen_pack_cancel(coded->pack);
+	coded->cancelled = true;
 }
 
 int save_coded_wait_for(struct save_coded *coded, double seconds)

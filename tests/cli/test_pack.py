@@ -325,6 +325,8 @@ BAD_HEADERS = {
     "no size": (metadata("penstock.bytes", "many"), "not the size"),
     "another CRC32": (metadata("penstock.crc32", "00000000"), "CRC32"),
     "no CRC32": (metadata("penstock.crc32", "0"), "hex digits"),
+    "a CRC32 with a sign": (metadata("penstock.crc32", "-1234567"), "hex digits"),
+    "a CRC32 with a prefix": (metadata("penstock.crc32", "0x123456"), "hex digits"),
     "other names": (other_names, "the original header"),
     "another shape": (other_shape, "neither coded nor"),
     "another dtype": (other_dtype, "neither coded nor"),
@@ -361,6 +363,16 @@ def test_a_damaged_chunk_is_named(penstock, original, tmp_path):
     words = refused(penstock, "unpack", bad, tmp_path / "back")
     assert 'chunk 2 of tensor "weights BF16"' in words and "checksum" in words
     assert not (tmp_path / "back").exists()
+
+
+def test_explain_says_that_a_load_decodes(penstock, folder, original, tmp_path):
+    penstock.ok("pack", folder, tmp_path / "packed", "-q")
+    penstock.ok("pack", original, tmp_path / "one", "-q")
+    for path, coded in ((original, False), (tmp_path / "one", True), (folder, False),
+                        (tmp_path / "packed", True)):
+        plan = penstock.ok("explain", path, "-d", "host", "--json").json
+        assert any(file["coded"] for file in plan.get("files", [plan])) == coded
+        assert ("a load decodes it" in penstock.ok("explain", path, "-d", "host").out) == coded
 
 
 def test_verify_decodes_what_is_packed(penstock, folder, tmp_path):

@@ -151,17 +151,17 @@ static void one_file(const uint8_t *bytes, size_t size, uint64_t file_size)
 static void decode_chunks(const uint8_t *bytes, size_t size, const struct coded *coded,
 			  const struct coded_tensor *known, const struct coded_chunks *chunks)
 {
-	uint64_t count = coded_chunk_count(known->values);
+	uint64_t count = planes_chunk_count(known->values);
 
 	for (uint64_t i = 0; i < count; i++) {
 		const struct planes_chunk *chunk = &chunks->chunks[known->first + i];
 		uint64_t at = chunks->offsets[known->first + i];
-		uint32_t values = coded_chunk_values(known, i);
+		uint32_t values = planes_chunk_values(known->values, i);
 		void *stored, *decoded = malloc(values * planes_shapes[known->kind].bytes);
 
 		MUST(known->first + i < coded->chunk_count && decoded);
 		MUST(at <= size && chunk->bytes <= size - at);
-		/* Loads decode in place. */
+		/* Kernels have room for the planes of a chunk that is smaller coded than plain. */
 		MUST(chunk->bytes <= planes_plain(known->kind, values));
 		stored = exact(bytes + at, chunk->bytes);
 		fuzz_accepted += planes_decode(known->kind, stored, chunk, values, decoded);

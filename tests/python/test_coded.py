@@ -134,6 +134,14 @@ def test_safe_open_tells_of_the_original(packed, plain, folder):
         assert mine.get_slice("deep").get_shape() == [7, 80, 90]
 
 
+def test_tensors_come_in_the_order_of_the_original(packed, folder):
+    original = folder / "plain.safetensors"
+    assert list(penstock.load_file(packed)) == list(penstock.load_file(original))
+    assert list(penstock.load_model(packed)) == list(penstock.load_model(original))
+    with penstock.safe_open(packed, "pt") as mine, penstock.safe_open(original, "pt") as theirs:
+        assert mine.offset_keys() == theirs.offset_keys()
+
+
 def test_numpy_gets_the_same(packed, plain):
     found = penstock.load_file(packed, framework="numpy")
     assert numpy.array_equal(found["f32"], plain["f32"].numpy())

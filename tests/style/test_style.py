@@ -323,13 +323,16 @@ def test_the_committed_kernels_were_made_of_the_committed_sources():
     spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "tools/build_kernels.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    image = (ROOT / "src/kernels/image.c").read_text()
     sources = {str(show(path)) for path in files(".cu", folders=("src",))}
     included = {f"src/{name}" for source in sources for name in
                 re.findall(r'#\s*include\s+"([^"]+)"', (ROOT / source).read_text())}
     assert sources | included == set(tool.SOURCES)
-    assert re.search(r'kernels_source\[\] =\s*"(\w+)"', image)[1] == tool.source_hash(), \
-        "run tools/build-kernels.sh"
+    assert (ROOT / tool.SUMS).read_text() == tool.sums(), "run tools/build-kernels.sh"
+
+
+def test_the_library_holds_the_committed_kernels():
+    image = (ROOT / "src/kernels/image.fatbin").read_bytes()
+    assert image in (BUILD / "libpenstock.so").read_bytes(), "build the library anew"
 
 
 def test_every_form_names_a_kernel_that_there_is():

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include "fake_gpu.h"
 #include "penstock.h"
 #include "scratch.h"
 #include "sys/fault.h"
@@ -179,6 +180,36 @@ TEST(a_coded_save_takes_tensors_out_of_a_gpu)
 	transfer.stream = (void *)1;
 	CHECK(!save(saved, gpu, memory, &options, &err));
 	CHECK(same_file(saved, packed));
+	CHECK(!pen_device_free(gpu, memory, sizeof(weights), &err));
+	pen_device_close(gpu);
+}
+
+TEST(a_coded_save_that_waits_for_a_stream_can_be_cancelled)
+{
+	static const uint64_t shape[] = { VALUES };
+	struct pen_save_options options = PEN_SAVE_OPTIONS_INIT;
+	struct pen_options transfer = PEN_OPTIONS_INIT;
+	struct pen_save_tensor tensor = { .name = "weights", .dtype = PEN_BF16, .rank = 1,
+					  .shape = shape };
+	struct pen_device *gpu;
+	struct pen_save *save;
+	struct pen_error err;
+	void *memory;
+
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", "cuEventQuery:*=600", 1);	/* not ready, whatever is asked */
+	CHECK(!pen_device_open("cuda:0", &gpu, &err));
+	CHECK(!pen_device_alloc(gpu, sizeof(weights), &memory, &err));
+	tensor.device = gpu;
+	tensor.memory = memory;
+	options.coded = 1;
+	options.transfer = &transfer;
+	transfer.stream = PEN_STREAM_LEGACY;
+	CHECK(!pen_save_start(in_scratch("saved"), &tensor, 1, &options, &save, &err));
+	CHECK(pen_save_wait_for(save, 0.05) == -ETIMEDOUT);
+	pen_save_cancel(save);
+	CHECK(pen_save_wait(save, NULL, &err) == -ECANCELED && err.code == -ECANCELED);
+	CHECK(access(in_scratch("saved"), F_OK));
 	CHECK(!pen_device_free(gpu, memory, sizeof(weights), &err));
 	pen_device_close(gpu);
 }
