@@ -389,6 +389,8 @@ static void print_json(const struct load *load)
 	report_job_json(object, run);
 	json_object_set_new(object, "delivered_bytes", report_number(run->delivered_bytes));
 	json_object_set_new(object, "coded_bytes", report_number(run->coded_bytes));
+	json_object_set_new(object, "core_decoded_bytes",
+			    report_number(run->core_decoded_bytes));
 	json_object_set_new(object, "decode_seconds", report_real(run->decode_seconds));
 	json_object_set_new(object, "device_staging_bytes",
 			    report_number(run->device_staging_bytes));
@@ -458,7 +460,7 @@ static void print_decoded(const struct load *load)
 {
 	const struct pen_report *run = load->median;
 	char coded[REPORT_BYTES_MAX], delivered[REPORT_BYTES_MAX], rate[REPORT_BYTES_MAX];
-	char seconds[REPORT_BYTES_MAX];
+	char seconds[REPORT_BYTES_MAX], by_cores[REPORT_BYTES_MAX];
 
 	if (!run->coded_bytes)
 		return;
@@ -467,9 +469,12 @@ static void print_decoded(const struct load *load)
 	       report_bytes(run->delivered_bytes, delivered, sizeof(delivered)),
 	       report_rate(run->seconds > 0 ? (double)run->delivered_bytes / run->seconds : 0, rate,
 			   sizeof(rate)));
-	if (run->decode_seconds > 0)
-		printf("by cores, in %s of their time\n",
-		       report_seconds(run->decode_seconds, seconds, sizeof(seconds)));
+	report_seconds(run->decode_seconds, seconds, sizeof(seconds));
+	if (run->core_decoded_bytes == run->coded_bytes)
+		printf("by cores, in %s of their time\n", seconds);
+	else if (run->core_decoded_bytes)
+		printf("by the GPU, and %s by cores, in %s of their time\n",
+		       report_bytes(run->core_decoded_bytes, by_cores, sizeof(by_cores)), seconds);
 	else
 		printf("by the GPU, in the place of copies\n");
 }
