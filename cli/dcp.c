@@ -26,7 +26,7 @@
 #define END 22			/* of a zip: its last record; before it may be two more */
 #define LOCATOR 20
 #define END64 56
-#define GAP 64			/* Penstock begins each zip at a multiple of it, torch has no gaps */
+#define GAP 64			/* Penstock begins zips at multiples of it, torch has no gaps */
 
 static uint64_t number(const unsigned char *from, int size)
 {

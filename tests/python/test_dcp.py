@@ -515,8 +515,8 @@ def test_lightning_saves_and_loads_through_penstock(tmp_path, monkeypatch):
 def test_ranks_on_one_machine(tmp_path, scenario):
     """reshard: DTensors of 2 ranks go to 3 and on to 1. fsdp: the same of fully_shard with its
     optimizer, by async_save. kill: each rank at each moment of a save, and at random ones; what is
-    there stays loadable. fail: saves that fail again and again leave no more than one did, and ranks
-    that do not share a folder are told so."""
+    there stays loadable. fail: saves that fail again and again leave no more than one did, and
+    ranks that do not share a folder are told so."""
     program = Path(__file__).with_name("dcp_ranks.py")
     done = subprocess.run([sys.executable, program, scenario, tmp_path], text=True, timeout=300,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
