@@ -12,7 +12,8 @@ Invariants
      is none, by the caller.
   3. Who stays away is waited for: so every rank takes part in each gathering of outcomes, however
      its own part went. What stops the caller, Ctrl-C too, does not stop the thread, which tells the
-     others.
+     others. A rank whose save() raises what failed before takes part in the next agreement first:
+     others may have raised that already, and wait there.
   4. The thread is no daemon: the interpreter waits for it before it ends. What ends the process
      otherwise leaves a step without a manifest, which does not exist.
 """
@@ -346,7 +347,7 @@ class Checkpointer:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
         with self._one_call():
             self._wait()
-            self._raise_failure()
+            self._raise_failure(to_all=True)
             report = self._report = CheckpointReport("save", step)
             save = _Save(report, started)
             report.waited_seconds = save.seconds()
@@ -577,12 +578,20 @@ class Checkpointer:
         if self._under_way is not None:
             self._under_way.wait()
 
-    def _raise_failure(self) -> None:
-        """What the caller does not know yet."""
-        save, self._under_way = self._under_way, None
+    def _raise_failure(self, to_all: bool = False) -> None:
+        """What the caller does not know yet; `to_all`: in the place of _agree(), where others may
+        wait for this rank."""
+        save, failure = self._under_way, None
         if save is not None and save.failure is not None and not save.told:
+            failure = save.failure
+            if to_all:
+                with suppress(Error):       # they are gone, which explains less
+                    self._ranks.gather((save.report.step, f"step {save.report.step} has failed, "
+                                        f"which is raised there now: {words(failure)}"))
             save.told = True
-            raise save.failure
+        self._under_way = None
+        if failure is not None:
+            raise failure
 
     def wait(self) -> None:
         """Until the last save is durable and committed; raises what went wrong with it."""

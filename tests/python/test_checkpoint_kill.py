@@ -198,6 +198,44 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
     assert "rank 1 failed: OSError: no more" in said[0] and "; OSError no more; [5]" in said[1]
 
 
+def test_ranks_that_hear_of_a_failure_at_different_calls_do_not_wait_for_each_other(tmp_path):
+    """One has it raised by the save() that fails, or asks by wait(); the others by the next."""
+    said = in_ranks("""
+        def fails(self, *rest):
+            raise OSError("no more")
+
+        def main(rank, ckpt):
+            for step, name in (1, "_gather"), (3, "_store"):
+                real = getattr(Checkpointer, name)
+                if rank == 0:
+                    setattr(Checkpointer, name, fails)
+                attempt(lambda: ckpt.save(step, state_of(rank, step)))
+                if rank == 0:
+                    attempt(ckpt.wait)
+                setattr(Checkpointer, name, real)
+                attempt(lambda: ckpt.save(step + 1, state_of(rank, step + 1)))
+                dist.barrier()
+            # The same where a rank is alone in what it asks for.
+            for step in 5, 6, 5, 6, 7:
+                attempt(lambda: ckpt.save(step, state_of(rank, step), overwrite=rank == 0))
+            ckpt.wait()
+            print(ckpt.steps())
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    old = "; Error cannot save step {}: rank 0 failed: OSError: no more"
+    for rank, line in enumerate(said):
+        *calls, steps = line.split("; ")
+        assert steps == "[6, 7]" and calls[-1] == "-", line
+        if rank:
+            assert calls[:4] == ["-", old.format(1)[2:], "-", old.format(3)[2:]], line
+            assert calls[4:6] == ["-", "-"] and "step 5 exists" in calls[6], line
+        else:
+            assert calls[:2] == ["OSError no more", "-"] and calls[3:5] == ["-", "OSError no more"]
+            assert calls[2].startswith("Error cannot save step 2: rank 1 cannot: step 1 has "), line
+
+
 def test_what_one_rank_cannot_use_and_steps_that_cannot_go_are_heard_by_all(tmp_path):
     said = in_ranks("""
         class Stuck:
