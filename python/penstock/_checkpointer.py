@@ -799,6 +799,8 @@ class Checkpointer:
             raise refuse("restore", f"step {step}", f"it was saved by {manifest['world_size']} "
                          f"ranks, and there are {ranks.size}", "Each rank has a file of its own; "
                          "states that are cut anew go through torch.distributed.checkpoint")
+        # Its own digests tell what is in it, not whether it is of this step and rank.
+        self._folder.check(step, ranks.rank)
         path = os.path.join(self._folder.path(step), manifest["files"][ranks.rank]["name"])
         loaded = load_into(path, filling and filling.choose, map_location, weights_only,
                            self._transfer_given)

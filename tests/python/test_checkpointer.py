@@ -536,6 +536,18 @@ def test_damage_is_named_and_the_step_before_is_taken_when_asked(ckpt):
         ckpt.restore(fallback=True)
 
 
+def test_the_file_of_another_step_is_not_taken_for_that_of_this(ckpt):
+    for step in (1, 2):
+        saved(ckpt, step, {"weight": torch.full((5000,), float(step))})
+    shutil.copy(file_of(ckpt, 1), file_of(ckpt, 2))
+    into = {"weight": torch.zeros(5000)}
+    with pytest.raises(penstock.Error, match="step-00000002/rank-00000.pt: its records are not"):
+        ckpt.restore(into=into)
+    assert (into["weight"] == 0).all()
+    with pytest.warns(UserWarning, match="step 1 is taken, since 2 is damaged"):
+        assert (ckpt.restore(fallback=True)["weight"] == 1).all()
+
+
 def test_a_file_that_was_cut_is_not_passed_over_in_silence(ckpt):
     saved(ckpt, 1, [1])
     saved(ckpt, 2, [2])
