@@ -826,8 +826,11 @@ def _tell() -> None:
     for each in list(_all):
         save = each._under_way
         if each._process == os.getpid() and save and save.failure and not save.told:
-            what = "was saved, but older ones were not removed" if save.report.done \
-                else "was not saved"
+            what = "was not saved"
+            if save.report.done:
+                what = "was saved, but older ones were not removed"
+            elif each._ranks.rank and each._ranks.lost:     # rank 0 knows
+                what = "is saved only if 'penstock ckpt list' names it"
             with suppress(AttributeError, OSError, ValueError):
                 sys.stderr.write(f"penstock: step {save.report.step} {what}: "
                                  f"{words(save.failure)}\n")

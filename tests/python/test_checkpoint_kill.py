@@ -453,6 +453,37 @@ def test_some_of_the_ranks_and_one_that_does_not_come_in_time(tmp_path):
     assert said[1].startswith(lost[1]) and said[3].startswith(lost[1])
 
 
+def test_a_group_that_ends_before_the_save_is_told_as_that_and_no_step_is_called_lost(tmp_path):
+    """By rank 1, that cannot know what rank 0 has done since."""
+    said = in_ranks("""
+        def main(rank, ckpt):
+            real = ckpt._settle
+            def late(save, described):
+                if rank == 1:
+                    gather = ckpt._ranks.gather
+                    def last(mine):
+                        found = gather(mine)
+                        dist.destroy_process_group()
+                        return found
+                    ckpt._ranks.gather = last
+                real(save, described)
+            ckpt._settle = late
+            ckpt.save(1, state_of(rank, 1))
+            ckpt._wait()
+            if rank == 1:
+                sys.stderr = sys.stdout
+                penstock._checkpointer._tell()
+                print(ckpt.steps())
+            os._exit(0) if not rank else attempt(ckpt.wait)
+
+        print(end(begin(main, 2))[1])
+    """, tmp_path / "ckpt")
+    why = ("cannot agree with the other ranks: torch.distributed was ended before the save was. "
+           "Call close() before torch.distributed.destroy_process_group()")
+    assert said == (f"penstock: step 1 is saved only if 'penstock ckpt list' names it: {why}\n"
+                    f"[1]\nError {why};\n")
+
+
 @pytest.mark.slow
 def test_ranks_that_are_killed_one_by_one_leave_the_last_step_whole(tmp_path):
     """The others are told, and do not wait for ever; all of them go on from the same step."""
