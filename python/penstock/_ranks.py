@@ -82,14 +82,18 @@ class Ranks:
         #: Why the others are lost; "": they are not.
         self.lost = ""
         # Of some ranks, only these are here to make it.
-        self._group = dist.new_group(self._members, timedelta(seconds=timeout), "gloo",
-                                     use_local_synchronization=process_group is not None)
+        made: list[Any] = []
+        self._speak(lambda: made.append(dist.new_group(
+            self._members, timedelta(seconds=timeout), "gloo",
+            use_local_synchronization=process_group is not None)),
+            "All ranks make the Checkpointer, with the same arguments; process_group= names some")
+        self._group = made[0]
         self.rank, self.size = dist.get_rank(self._group), len(self._members)
         here = _machine()
         self.on_this_host = self.gather(here).count(here)
 
-    def _speak(self, call: Callable[[], None]) -> None:
-        hint = "End the training and start it again; what latest() names is whole"
+    def _speak(self, call: Callable[[], None], hint: str = "End the training and start it again; "
+               "what latest() names is whole") -> None:
         if self.lost:
             raise refuse("agree with", "the other ranks", f"they were lost before: {self.lost}",
                          hint, errno.ENOTCONN)

@@ -453,6 +453,23 @@ def test_some_of_the_ranks_and_one_that_does_not_come_in_time(tmp_path):
     assert said[1].startswith(lost[1]) and said[3].startswith(lost[1])
 
 
+def test_a_checkpointer_that_not_all_ranks_make_says_what_they_must_do(tmp_path):
+    said = in_ranks("""
+        def main(rank, ckpt):
+            if rank == 0:
+                attempt(lambda: Checkpointer(folder + ".one", timeout=1))
+            dist.barrier()
+            sys.stdout.flush()
+            os._exit(0)         # close() is for who has made the same ones
+
+        print(end(begin(main, 2))[0])
+    """, tmp_path / "ckpt")
+    assert said.startswith("Error cannot agree with the other ranks: one of them has ended, or did "
+                           "not come in time: ")
+    assert said.endswith(". All ranks make the Checkpointer, with the same arguments; "
+                         "process_group= names some;\n")
+
+
 def test_a_group_that_ends_before_the_save_is_told_as_that_and_no_step_is_called_lost(tmp_path):
     """By rank 1, that cannot know what rank 0 has done since."""
     said = in_ranks("""
