@@ -683,12 +683,13 @@ class Checkpointer:
         with self._one_call():
             self._wait()
             skipped: list[tuple[int, str]] = []
+            filling: Filling | None = None
             self._check_alike(step, fallback)
             left = self._ranks.by_first(lambda: self._candidates(step, fallback))
             while True:
                 report = self._report = CheckpointReport("restore", left.pop(0))
                 report.skipped = skipped
-                filling = None if into is None else Filling(torch, into, strict)
+                filling = None if into is None else Filling(torch, into, strict, filling)
                 state, failure, damaged = self._attempt(report, filling, map_location,
                                                         weights_only)
                 if failure is None:

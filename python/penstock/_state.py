@@ -89,16 +89,18 @@ class Filling:
     says which tensors take which records; apply() puts the rest in place when the bytes are there.
     """
 
-    def __init__(self, torch: Any, state: Any, strict: bool):
-        """Nothing is changed yet. With `strict`, both must have the same names."""
+    def __init__(self, torch: Any, state: Any, strict: bool, before: Filling | None = None):
+        """Nothing is changed yet. With `strict`, both must have the same names. `before` is one of
+        the same state that has failed: what it has begun to fill, this one must fill."""
         self._torch, self._state, self._strict = torch, state, strict
+        self._begun: set[_Steps] = set() if before is None else {*before._begun, *before._filled}
         #: The states that objects have now, by their places: with tensors that are their own.
         self._own: dict[_Steps, Any] = {}
         #: Tensors that take the bytes themselves.
         self._filled: dict[_Steps, Any] = {}
         self._candidates: dict[str, list[tuple[_Steps, Any, int]]] = {}
         self._records: dict[int, tuple[str, int]] = {}
-        self._missing: list[str] = []
+        self._missing: list[_Steps] = []
         self._unexpected: list[str] = []
         self._wrong: list[str] = []
 
@@ -131,13 +133,23 @@ class Filling:
     def _problem(self) -> Error | None:
         words = list(self._wrong)
         if self._strict and self._missing:
-            words.append(f"the checkpoint does not have {_some(self._missing)}")
+            words.append(f"the checkpoint does not have {_some(list(map(_name, self._missing)))}")
         if self._strict and self._unexpected:
             words.append(f"the state has no place for {_some(self._unexpected)}")
         if not words:
-            return None
+            return self._half_filled()
         hint = "" if self._wrong else "strict=False fills what both have"
         return refuse("restore into", "the state", "; ".join(words), hint)
+
+    def _half_filled(self) -> Error | None:
+        """Bytes of a damaged file would stay beside those of this one."""
+        left = [_name(steps) for steps in sorted(self._begun, key=_name)
+                if any(steps[:len(missing)] == missing for missing in self._missing)]
+        if not left:
+            return None
+        return refuse("restore into", "the state", "the checkpoint does not have "
+                      f"{_some(left)}, and the damaged one after it has begun to fill that",
+                      "Make the state anew, and restore the earlier step by its number")
 
     def _compare(self, target: Any, saved: Any, steps: _Steps) -> None:
         """Collect what fits and what does not."""
@@ -187,7 +199,7 @@ class Filling:
         if not isinstance(saved, dict):
             self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}")
             return
-        self._missing += [_name((*steps, key)) for key in own if key not in saved]
+        self._missing += [(*steps, key) for key in own if key not in saved]
         self._unexpected += [_name((*steps, key)) for key in saved if key not in own]
 
     def _compare_tensors(self, target: Any, saved: Any, steps: _Steps) -> None:

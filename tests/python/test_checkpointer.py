@@ -536,6 +536,21 @@ def test_damage_is_named_and_the_step_before_is_taken_when_asked(ckpt):
         ckpt.restore(fallback=True)
 
 
+def test_bytes_of_a_damaged_step_do_not_stay_beside_those_of_the_step_before(ckpt):
+    state = {"a": torch.ones(5000), "b": {"c": torch.ones(5000)}}
+    saved(ckpt, 1, {"a": state["a"]})
+    saved(ckpt, 2, state)
+    damage(file_of(ckpt, 2))
+    with pytest.warns(UserWarning, match="step 1 is taken"), pytest.raises(
+            ValueError, match="does not have b.c, and the damaged one .* by its number"):
+        ckpt.restore(into=state, strict=False, fallback=True)
+    # What the damaged one would not have filled is as it was.
+    state = {"a": torch.zeros(5000), "d": torch.zeros(3)}
+    with pytest.warns(UserWarning, match="step 1 is taken"):
+        ckpt.restore(into=state, strict=False, fallback=True)
+    assert (state["a"] == 1).all() and (state["d"] == 0).all()
+
+
 def test_the_file_of_another_step_is_not_taken_for_that_of_this(ckpt):
     for step in (1, 2):
         saved(ckpt, step, {"weight": torch.full((5000,), float(step))})
