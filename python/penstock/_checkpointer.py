@@ -61,7 +61,8 @@ class CheckpointReport:
     tensors. The other fields come until the step is committed, when ``done`` is True:
     ``stall_reason`` says what the stall depended on, ``durable_seconds`` and ``verified_seconds``
     are counted from the call, ``removed`` are the steps that ``keep`` has let go of, ``transfer``
-    is the engine's Report. ``error`` has words if it failed.
+    is the engine's Report. ``error`` has words if it failed, or, where ``done`` is True, if older
+    steps could not be removed.
 
     Of a restore ``step`` is the one that was taken, and ``skipped`` are newer ones that were
     damaged, each with the reason.
@@ -99,12 +100,14 @@ class CheckpointReport:
                      + (f" ({self.waited_seconds:.3f} s for the save before)"
                         if self.waited_seconds >= 0.0005 else "")
                      + (f": {self.stall_reason}" if self.stall_reason else "")]
-            if self.error:
-                lines.append(f"  failed: {self.error}")
-            elif self.done:
+            if self.done:
                 verified = f", verified after {self.verified_seconds:.3f} s" \
                     if self.verified_seconds else ""
                 lines.append(f"  durable after {self.durable_seconds:.3f} s{verified}")
+                if self.error:
+                    lines.append(f"  it is saved, but older steps were not removed: {self.error}")
+            elif self.error:
+                lines.append(f"  failed: {self.error}")
             else:
                 lines.append("  being written")
             if self.removed:

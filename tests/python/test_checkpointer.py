@@ -738,6 +738,21 @@ def test_a_step_that_is_there_is_not_called_lost_at_the_end(ckpt, monkeypatch, c
         ckpt.wait()
 
 
+def test_an_old_step_that_cannot_go_is_named_and_the_new_one_is_called_saved(tmp_path):
+    """A folder in the place of its manifest cannot be removed as a file can, by root neither."""
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        saved(ckpt, 1, [1])
+        manifest = Path(ckpt.path(1), "manifest.json")
+        manifest.unlink()
+        manifest.mkdir()
+        report = ckpt.save(2, [2])
+        with pytest.raises(penstock.Error, match=f"remove steps in {ckpt.path(1)}: "):
+            ckpt.wait()
+        assert ckpt.steps() == [2] and report.done and report.error
+        assert "failed:" not in str(report)
+        assert "it is saved, but older steps were not removed: cannot remove" in str(report)
+
+
 def test_where_no_thread_is_to_be_had_a_save_is_done_when_it_returns(ckpt, monkeypatch):
     def start(thread):
         raise RuntimeError("can't start new thread")
