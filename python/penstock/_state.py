@@ -102,6 +102,7 @@ class Filling:
         self._records: dict[int, tuple[str, int]] = {}
         self._missing: list[_Steps] = []
         self._unexpected: list[str] = []
+        self._on_meta: list[str] = []
         self._wrong: list[str] = []
 
     # ------------------------------------------------------------------ before bytes are read --
@@ -132,13 +133,16 @@ class Filling:
 
     def _problem(self) -> Error | None:
         words = list(self._wrong)
+        if self._on_meta:
+            words.append(f"no memory to fill on meta: {_some(self._on_meta)} "
+                         "(to_empty() of a module makes some)")
         if self._strict and self._missing:
             words.append(f"the checkpoint does not have {_some(list(map(_name, self._missing)))}")
         if self._strict and self._unexpected:
             words.append(f"the state has no place for {_some(self._unexpected)}")
         if not words:
             return self._half_filled()
-        hint = "" if self._wrong else "strict=False fills what both have"
+        hint = "" if self._wrong or self._on_meta else "strict=False fills what both have"
         return refuse("restore into", "the state", "; ".join(words), hint)
 
     def _half_filled(self) -> Error | None:
@@ -155,6 +159,7 @@ class Filling:
         """Collect what fits and what does not."""
         torch = self._torch
         if isinstance(target, torch.Tensor):
+            self._check_memory(target, steps)
             self._compare_tensors(target, saved, steps)
         elif isinstance(target, torch.Generator):
             if not isinstance(saved, torch.Tensor):
@@ -162,6 +167,9 @@ class Filling:
                                    "a generator")
         elif _is_object(target):
             self._own[steps] = own = target.state_dict()
+            if isinstance(target, torch.nn.Module):
+                for key, mine, _ in _pairs(own, saved):
+                    self._check_memory(mine, (*steps, key))
             if self._is_checked(target):
                 self._compare_keys(own, saved, steps)
                 for key, mine, theirs in _pairs(own, saved):
@@ -178,6 +186,11 @@ class Filling:
             self._compare_keys(dict(_items(target)), dict(_items(saved)), steps)
             for key, mine, theirs in _pairs(target, saved):
                 self._compare(mine, theirs, (*steps, key))
+
+    def _check_memory(self, target: Any, steps: _Steps) -> None:
+        """torch copies into a tensor on meta without a word, and nothing is there."""
+        if isinstance(target, self._torch.Tensor) and target.is_meta:
+            self._on_meta.append(_name(steps))
 
     def _is_checked(self, thing: Any) -> bool:
         """Are its names known? Hooks of modules may give others to what is loaded."""

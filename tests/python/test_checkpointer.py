@@ -485,6 +485,17 @@ def test_shapes_that_differ_are_refused_also_without_strict(ckpt):
     assert "v was saved as a int, and is a tensor" in str(error.value)
 
 
+def test_tensors_without_memory_are_refused(ckpt):
+    saved(ckpt, 1, {"t": torch.ones(5), "model": net()})
+    with pytest.raises(ValueError, match="no memory to fill on meta: t .to_empty"):
+        ckpt.restore(into={"t": torch.empty(5, device="meta")}, strict=False)
+    model = net().to("meta")
+    for again in range(2):
+        with pytest.raises(ValueError, match="on meta: model.0.weight, .* and 1 more"):
+            ckpt.restore(into={"t": torch.zeros(5), "model": model})
+        model.register_load_state_dict_pre_hook(lambda *unused: None)
+
+
 def test_hooks_that_rename_are_heeded(ckpt):
     saved(ckpt, 1, {"m": OrderedDict(old=torch.ones(2, 2))})
     model = torch.nn.Linear(2, 2, bias=False)
