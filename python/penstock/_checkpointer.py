@@ -727,8 +727,9 @@ class Checkpointer:
                              "All ranks restore with the same arguments")
 
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
-        """The step that is wanted, and those that may stand in for it. One that has a manifest and
-        is damaged is among them: who takes another shall be told."""
+        """The step that is wanted, and those that may stand in for it: not for one that there is
+        not. One that has a manifest and is damaged is among them: who takes another shall be
+        told."""
         self._folder.steps()        # has words for a folder that is gone
         root = os.path.dirname(self._folder.path(0))
         there = sorted(int(found[1]) for name in os.listdir(root)
@@ -737,7 +738,8 @@ class Checkpointer:
         if step is None and not there:
             raise self._none()
         first = there[-1] if step is None else _step_number(step)
-        return [first, *(each for each in reversed(there) if fallback and each < first)]
+        stand_in = fallback and first in there
+        return [first, *(each for each in reversed(there) if stand_in and each < first)]
 
     def _attempt(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
                  weights_only: bool) -> tuple[Any, Exception | None, bool]:

@@ -293,6 +293,12 @@ def test_nothing_to_restore(ckpt):
             call()
 
 
+def test_a_step_that_there_is_not_has_no_other_in_its_place(ckpt):
+    saved(ckpt, 1, [1])
+    with pytest.raises(FileNotFoundError, match="99"):
+        ckpt.restore(99, fallback=True)
+
+
 # ------------------------------------------------------------------------------------- restoring --
 
 def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path):
