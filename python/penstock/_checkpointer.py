@@ -182,15 +182,16 @@ def _room(torch: Any, device: str) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _copies(torch: Any, placed: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+def _copies(torch: Any, placed: list[tuple[Any, str]], host_room: int) -> list[tuple[Any, str]]:
     """Copies of storages where they are, made by the current streams: each once, whatever looks
-    into it. Refuses what finds no room."""
+    into it. Refuses what finds no room; on the host `host_room` bytes are allowed."""
     hint = 'Free memory there, or save with snapshot="host"'
-    for device in {device for _, device in placed if device != "host"}:
+    for device in {device for _, device in placed}:
         needed = sum(storage.nbytes() for storage, on in placed if on == device)
-        room = _room(torch, device)
+        room = host_room if device == "host" else _room(torch, device)
         if needed > room:
-            raise refuse("copy", "the state", f"{device} has room for {room} bytes, and its part "
+            where = "the host's memory_limit" if device == "host" else device
+            raise refuse("copy", "the state", f"{where} has room for {room} bytes, and its part "
                          f"of the state has {needed}", hint, errno.ENOMEM)
     try:
         return [(storage.clone(), device) for storage, device in placed]
@@ -410,7 +411,10 @@ class Checkpointer:
         placed = storages.on_devices()
         save.report.bytes = sum(storage.nbytes() for storage, _ in placed)
         save.report.snapshot = self._snapshot
-        return content, _copies(torch, placed) if self._snapshot == "device" else placed
+        if self._snapshot == "device":
+            placed = _copies(torch, placed,
+                             self._share() if self._auto else self._limit - _LEAST_MEMORY)
+        return content, placed
 
     def _try_to_agree(self, save: _Save, overwrite: bool) -> None:
         try:
@@ -463,7 +467,10 @@ class Checkpointer:
         from ._torch_save import start
 
         to_host = self._snapshot == "host"
-        limit = self._limit_of(save.report.bytes) if to_host else self._limit
+        # Copies that were made on the host count, too.
+        copied = 0 if to_host or self._auto else \
+            sum(storage.nbytes() for storage, device in placed if device == "host")
+        limit = self._limit_of(save.report.bytes) if to_host else self._limit - copied
         save.job, save.device = start(torch, save.path, content, placed, self._transfer, limit,
                                       to_host)
         if to_host:
@@ -476,11 +483,14 @@ class Checkpointer:
             return self._limit
         if self._ranks.on_this_host == 1:
             return "auto"
-        share = _penstock.memory_available() // 2 // self._ranks.on_this_host
         wished = needed + needed // 8 + MEMORY_LIMIT
         # What an earlier save had is this process's already.
-        self._granted = max(self._granted, min(wished, share), MEMORY_LIMIT)
+        self._granted = max(self._granted, min(wished, self._share()), MEMORY_LIMIT)
         return self._granted
+
+    def _share(self) -> int:
+        """This rank's part of the host memory that is plentiful."""
+        return _penstock.memory_available() // 2 // self._ranks.on_this_host
 
     # ------------------------------------------------------------------------ in the background --
 

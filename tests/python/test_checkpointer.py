@@ -149,8 +149,21 @@ def test_a_device_copy_without_room_is_refused(monkeypatch, free, words):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 80)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
     with pytest.raises(penstock.Error, match=words) as error:
-        _checkpointer._copies(torch, [(Elsewhere(120), "cuda:0"), (Elsewhere(80), "cuda:0")])
+        _checkpointer._copies(torch, [(Elsewhere(120), "cuda:0"), (Elsewhere(80), "cuda:0")], 0)
     assert error.value.errno == errno.ENOMEM and 'snapshot="host"' in error.value.hint
+
+
+@pytest.mark.parametrize("limit", [MIB + _checkpointer._LEAST_MEMORY, "auto"])
+def test_a_device_copy_of_tensors_on_the_host_keeps_to_the_limit(tmp_path, monkeypatch, limit):
+    if limit == "auto":
+        monkeypatch.setattr(_penstock, "memory_available", lambda: 2 * MIB)
+    with Checkpointer(tmp_path, snapshot="device", memory_limit=limit) as ckpt:
+        report = saved(ckpt, 1, [torch.ones(MIB // 4)])
+        assert limit == "auto" or report.transfer.pinned_bytes <= limit - MIB
+        with pytest.raises(penstock.Error, match=f"has room for {MIB} bytes, .* {MIB + 4}") as error:
+            ckpt.save(2, [torch.ones(MIB // 4), torch.ones(1)])
+        assert error.value.errno == errno.ENOMEM and 'snapshot="host"' in error.value.hint
+        assert ckpt.steps() == [1]
 
 
 def test_only_the_last_steps_are_kept(tmp_path):
