@@ -3,14 +3,16 @@
 """Bars as SVG, for documents.
 
     bench/chart.py COMPARED.json CHART.svg [--state warm] [--title TEXT]
+    bench/chart.py ROUNDS.json CHART.svg --case WORD --bar NAME=LABEL... [--title TEXT]
 
 draws the medians of a state that `python -m penstock.compare --json` has found, the fastest first,
-with a line from the least to the most.
+or of a case of bench/saving.py or bench/checkpointing.py, with a line from the least to the most.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +68,33 @@ def compared(found: dict, state: str) -> list[Bar]:
     return sorted(rows, key=lambda bar: bar.value)
 
 
+def played(found: dict, case: str, labels: dict[str, str]) -> list[Bar]:
+    """What a bench has measured in the rounds of a case, by the names that it has for them."""
+    rows = []
+    for name, label in labels.items():
+        values = [each[name] for each in found["rounds"].get(case, ()) if name in each]
+        if values:
+            rows.append(Bar(label, statistics.median(values), name.startswith("penstock"),
+                            min(values), max(values)))
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="See the top of this file.")
-    parser.add_argument("compared", type=Path)
+    parser.add_argument("measured", type=Path)
     parser.add_argument("chart", type=Path)
     parser.add_argument("--state", default="warm")
+    parser.add_argument("--case")
+    parser.add_argument("--bar", action="append", default=[])
     parser.add_argument("--title", default="seconds to load")
     asked = parser.parse_args()
-    rows = compared(json.loads(asked.compared.read_text(encoding="utf-8")), asked.state)
+    found = json.loads(asked.measured.read_text(encoding="utf-8"))
+    if asked.case is None:
+        rows = compared(found, asked.state)
+    else:
+        rows = played(found, asked.case, dict(each.split("=", 1) for each in asked.bar))
     if not rows:
-        parser.error(f"{asked.compared} has no figures of {asked.state!r}")
+        parser.error(f"{asked.measured} has no figures of {asked.case or asked.state!r}")
     asked.chart.write_text(bars(asked.title, rows), encoding="utf-8")
     return 0
 

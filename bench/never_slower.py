@@ -71,8 +71,8 @@ class Bench:
         """A load in a fresh process, with the files wherever they are."""
         return self.ask({"kind": "load", "loader": loader, "state": "", "watch": False,
                          "model": self.model.path, "files": list(self.model.files),
-                         "torch_files": [], "device": self.device, "reference": self.reference,
-                         "busy": busy, "stay": stay,
+                         "torch_files": [], "coded_files": [], "device": self.device,
+                         "reference": self.reference, "busy": busy, "stay": stay,
                          "environment": {"PENSTOCK_CACHE": cache} if cache else {}}, loader)
 
     # Each of these gives the two sides of one round.

@@ -2,7 +2,8 @@
 /*
  * penstock explain: what the engine would do with a file here, or with each file of a model, and
  * why not something better. It asks the engine's own planner and moves nothing, so it cannot
- * disagree with a copy or a load.
+ * disagree with a copy, or with a load of a model that is not packed: bytes that are decoded on
+ * their way may go otherwise, and of a packed file that is said.
  *
  * A model is the sum of its files: what they have in common is told once, and in place of the
  * ranges of a file there is one table with the paths of all.
@@ -45,6 +46,7 @@ static const struct option_entry explain_options[] = {
 struct part {
 	const char *path, *name;	/* as it can be opened, and as the model calls it */
 	struct pen_object *object;
+	bool coded;			/* it is packed */
 	struct pen_explanation *plan;
 };
 
@@ -70,6 +72,21 @@ static bool is_model(const char *path)
 	       (!stat(path, &info) && S_ISDIR(info.st_mode));
 }
 
+static bool is_coded(const char *path)
+{
+	const struct pen_model_file *file;
+	struct pen_model *model;
+	bool coded;
+
+	/* It need not be a model. */
+	if (pen_model_open_files(&path, 1, &model, NULL))
+		return false;
+	pen_model_files(model, &file);
+	coded = file->original != 0;
+	pen_model_close(model);
+	return coded;
+}
+
 static int open_parts(struct explaining *all, struct pen_error *err)
 {
 	const struct pen_model_file *files = NULL;
@@ -87,10 +104,12 @@ static int open_parts(struct explaining *all, struct pen_error *err)
 	all->parts = calloc(all->count + 1, sizeof(all->parts[0]));
 	if (!all->parts)
 		return error_sys(err, -ENOMEM, "explain", all->path, -1);
-	all->parts[0] = (struct part){ .path = all->path, .object = all->object };
+	all->parts[0] = (struct part){ .path = all->path, .object = all->object,
+				       .coded = !all->model && is_coded(all->path) };
 	for (size_t i = 0; all->model && i < all->count; i++)
 		all->parts[i] = (struct part){ .path = files[i].path, .name = files[i].name,
-					       .object = files[i].object };
+					       .object = files[i].object,
+					       .coded = files[i].original != 0 };
 	return 0;
 }
 
@@ -154,6 +173,7 @@ static void add_file(json_t *object, const struct part *part)
 	json_object_set_new(object, "file", report_text(part->path));
 	json_object_set_new(object, "bytes", report_number(plan->bytes));
 	json_object_set_new(object, "resident", report_number(plan->resident));
+	json_object_set_new(object, "coded", json_boolean(part->coded));
 	json_object_set_new(object, "residency_by", report_text(plan->residency_by));
 	json_object_set_new(object, "filesystem", report_text(plan->filesystem));
 	json_object_set_new(object, "store", report_text(plan->store));
@@ -235,6 +255,7 @@ static void print_facts(const struct explaining *all)
 {
 	const struct pen_explanation *sum = &all->sum;
 	char text[TEXT_SIZE_MAX];
+	size_t coded = 0;
 
 	report_name(all->path, 0);
 	putchar('\n');
@@ -242,6 +263,12 @@ static void print_facts(const struct explaining *all)
 		printf("  files        %zu\n", all->count);
 	printf("  size         %s (%llu bytes)\n", text_from_size(sum->bytes, text, sizeof(text)),
 	       (unsigned long long)sum->bytes);
+	for (size_t i = 0; i < all->count; i++)
+		coded += all->parts[i].coded;
+	if (coded)
+		printf("  packed       a load decodes it on the way, and its report tells how that "
+		       "went;\n"
+		       "               this is how the bytes go as they lie\n");
 	for (size_t i = 0; i < all->count; i++)
 		print_store(all, i);
 	printf("  page cache   holds %.1f %% of it (asked by %s)\n",

@@ -40,12 +40,19 @@ struct listing {
 	struct pen_model *model;
 	const struct pen_tensor **tensors;
 	size_t count;
-	uint64_t bytes;
+	uint64_t bytes, stored;		/* of the tensors, and of what they are in the files */
+	bool coded;			/* some of them are */
 	struct {
 		size_t count;
-		uint64_t bytes;
+		uint64_t bytes, stored;
 	} dtypes[PEN_DTYPES];
 };
+
+/* Bytes of a tensor in its file. */
+static uint64_t stored(const struct pen_tensor *tensor)
+{
+	return tensor->coded ? tensor->coded : tensor->bytes;
+}
 
 static void add_up(struct listing *list)
 {
@@ -53,8 +60,11 @@ static void add_up(struct listing *list)
 		const struct pen_tensor *tensor = list->tensors[i];
 
 		list->bytes += tensor->bytes;
+		list->stored += stored(tensor);
+		list->coded |= tensor->coded != 0;
 		list->dtypes[tensor->dtype].count++;
 		list->dtypes[tensor->dtype].bytes += tensor->bytes;
+		list->dtypes[tensor->dtype].stored += stored(tensor);
 	}
 }
 
@@ -91,6 +101,8 @@ static json_t *file_json(const struct pen_model_file *file)
 	json_object_set_new(object, "name", report_text(file->name));
 	json_object_set_new(object, "path", report_text(file->path));
 	json_object_set_new(object, "bytes", report_number(file->size));
+	json_object_set_new(object, "original_bytes",
+			    report_number(file->original ? file->original : file->size));
 	json_object_set_new(object, "header_bytes", report_number(file->data));
 	json_object_set_new(object, "metadata", metadata);
 	return object;
@@ -106,6 +118,8 @@ static json_t *tensor_json(const struct pen_tensor *tensor, const struct pen_mod
 	json_object_set_new(object, "dtype", json_string(pen_dtype_name(tensor->dtype)));
 	json_object_set_new(object, "shape", shape);
 	json_object_set_new(object, "bytes", report_number(tensor->bytes));
+	json_object_set_new(object, "coding", json_string(tensor->coded ? "planes" : "none"));
+	json_object_set_new(object, "stored_bytes", report_number(stored(tensor)));
 	json_object_set_new(object, "file", report_text(files[tensor->file].name));
 	json_object_set_new(object, "offset", report_number(tensor->offset));
 	json_object_set_new(object, "alignment", json_integer(alignment(tensor->offset)));
@@ -125,10 +139,12 @@ static json_t *totals_json(const struct listing *list)
 		json_object_set_new(entry, "dtype", json_string(pen_dtype_name(i)));
 		json_object_set_new(entry, "tensors", report_number(list->dtypes[i].count));
 		json_object_set_new(entry, "bytes", report_number(list->dtypes[i].bytes));
+		json_object_set_new(entry, "stored_bytes", report_number(list->dtypes[i].stored));
 		json_array_append_new(dtypes, entry);
 	}
 	json_object_set_new(object, "tensors", report_number(list->count));
 	json_object_set_new(object, "bytes", report_number(list->bytes));
+	json_object_set_new(object, "stored_bytes", report_number(list->stored));
 	json_object_set_new(object, "dtypes", dtypes);
 	return object;
 }
@@ -171,8 +187,8 @@ static void print_tensors(const struct listing *list)
 {
 	int width = name_width(list);
 
-	printf("\n  %-*s  %-11s  %-16s  %13s  %4s  %14s  %5s\n", width, "name", "dtype", "shape",
-	       "bytes", "file", "offset", "align");
+	printf("\n  %-*s  %-11s  %-16s  %13s  %4s  %14s  %5s%s\n", width, "name", "dtype", "shape",
+	       "bytes", "file", "offset", "align", list->coded ? "         stored" : "");
 	for (size_t i = 0; i < list->count; i++) {
 		const struct pen_tensor *tensor = list->tensors[i];
 
@@ -180,9 +196,13 @@ static void print_tensors(const struct listing *list)
 		report_name_bytes(tensor->name, tensor->name_length, width);
 		printf("  %-11s  ", pen_dtype_name(tensor->dtype));
 		report_shape(tensor->shape, tensor->rank, 16);
-		printf("  %13llu  %4u  %14llu  %5u\n", (unsigned long long)tensor->bytes,
+		printf("  %13llu  %4u  %14llu  %5u", (unsigned long long)tensor->bytes,
 		       tensor->file + 1, (unsigned long long)tensor->offset,
 		       alignment(tensor->offset));
+		if (list->coded)
+			printf("  %13llu%s", (unsigned long long)stored(tensor),
+			       tensor->coded ? " coded" : "");
+		putchar('\n');
 	}
 }
 
@@ -195,9 +215,13 @@ static void print_files(const struct listing *list)
 	for (size_t i = 0; i < count; i++) {
 		printf("  file %zu  ", i + 1);
 		report_name(files[i].name, 0);
-		printf("  %s (%llu bytes, %llu of it header)\n",
+		printf("  %s (%llu bytes, %llu of it header)",
 		       report_bytes(files[i].size, size, sizeof(size)),
 		       (unsigned long long)files[i].size, (unsigned long long)files[i].data);
+		if (files[i].original)
+			printf(", packed from %s", report_bytes(files[i].original, size,
+								sizeof(size)));
+		putchar('\n');
 		for (size_t j = 0; j < files[i].metadata_count; j++) {
 			const struct pen_metadata *pair = &files[i].metadata[j];
 
@@ -210,18 +234,32 @@ static void print_files(const struct listing *list)
 	}
 }
 
+/* The end of a line about tensors: what they are stored in, where some are coded. */
+static void print_stored(uint64_t bytes, uint64_t in_files, bool coded)
+{
+	char size[REPORT_BYTES_MAX];
+
+	if (coded && bytes)
+		printf(" in %s (%.3f)", report_bytes(in_files, size, sizeof(size)),
+		       (double)in_files / (double)bytes);
+	putchar('\n');
+}
+
 static void print_totals(const struct listing *list)
 {
 	char size[REPORT_BYTES_MAX];
 
-	printf("\n  %zu %s, %s (%llu bytes)\n", list->count,
-	       list->count == 1 ? "tensor" : "tensors",
+	printf("\n  %zu %s, %s (%llu bytes)", list->count, list->count == 1 ? "tensor" : "tensors",
 	       report_bytes(list->bytes, size, sizeof(size)), (unsigned long long)list->bytes);
-	for (int i = 0; i < PEN_DTYPES; i++)
-		if (list->dtypes[i].count)
-			printf("  %-11s  %zu %s, %s\n", pen_dtype_name(i), list->dtypes[i].count,
-			       list->dtypes[i].count == 1 ? "tensor" : "tensors",
-			       report_bytes(list->dtypes[i].bytes, size, sizeof(size)));
+	print_stored(list->bytes, list->stored, list->coded);
+	for (int i = 0; i < PEN_DTYPES; i++) {
+		if (!list->dtypes[i].count)
+			continue;
+		printf("  %-11s  %zu %s, %s", pen_dtype_name(i), list->dtypes[i].count,
+		       list->dtypes[i].count == 1 ? "tensor" : "tensors",
+		       report_bytes(list->dtypes[i].bytes, size, sizeof(size)));
+		print_stored(list->dtypes[i].bytes, list->dtypes[i].stored, list->coded);
+	}
 }
 
 static void print_text(const struct listing *list)

@@ -74,6 +74,7 @@ struct load {
 	struct pen_placement *placements;
 	struct pen_placement *placed;		/* the same, once there is memory: addresses */
 	uint64_t bytes, total;			/* of the tensors; of the memory they lie in */
+	uint64_t stored;			/* of the tensors in their files */
 	unsigned char *memory;
 	struct pen_report *runs;		/* of each load, as they came */
 	const struct pen_report *median;	/* one of them */
@@ -119,6 +120,8 @@ static int place_tensors(struct load *load, struct pen_error *err)
 	for (size_t i = 0; i < load->count; i++) {
 		load->placements[i].tensor = load->tensors[i];
 		load->bytes += load->tensors[i]->bytes;
+		load->stored += load->tensors[i]->coded ? load->tensors[i]->coded
+							: load->tensors[i]->bytes;
 	}
 	return pen_placement_layout(load->placements, load->count, &load->total, err);
 }
@@ -217,7 +220,7 @@ static int load_once(struct load *load, struct pen_report *report, struct pen_er
 			    &job, err);
 	if (rc)
 		return rc;
-	progress_start(&load->progress, "loading", load->bytes);
+	progress_start(&load->progress, "loading", load->stored);
 	watch_jobs(&job, 1, &load->progress, 0, 1);
 	progress_end(&load->progress);
 	report->size = sizeof(*report);
@@ -384,6 +387,13 @@ static void print_json(const struct load *load)
 	json_object_set_new(object, "files", report_number(pen_model_files(load->model, &files)));
 	json_object_set_new(object, "tensors", report_number(load->count));
 	report_job_json(object, run);
+	json_object_set_new(object, "delivered_bytes", report_number(run->delivered_bytes));
+	json_object_set_new(object, "coded_bytes", report_number(run->coded_bytes));
+	json_object_set_new(object, "core_decoded_bytes",
+			    report_number(run->core_decoded_bytes));
+	json_object_set_new(object, "decode_seconds", report_real(run->decode_seconds));
+	json_object_set_new(object, "device_staging_bytes",
+			    report_number(run->device_staging_bytes));
 	if (load->why[0])
 		json_object_set_new(object, "device_reason", report_text(load->why));
 	json_object_set_new(object, "paths", report_paths(json_array(), "read", run->paths,
@@ -445,6 +455,30 @@ static void print_ceiling(const struct load *load)
 	printf(")\n");
 }
 
+/* What coded bytes became, and who did it. */
+static void print_decoded(const struct load *load)
+{
+	const struct pen_report *run = load->median;
+	char coded[REPORT_BYTES_MAX], delivered[REPORT_BYTES_MAX], rate[REPORT_BYTES_MAX];
+	char seconds[REPORT_BYTES_MAX], by_cores[REPORT_BYTES_MAX];
+
+	if (!run->coded_bytes)
+		return;
+	printf("  decoded: %s of it were coded, %s were delivered, %s; ",
+	       report_bytes(run->coded_bytes, coded, sizeof(coded)),
+	       report_bytes(run->delivered_bytes, delivered, sizeof(delivered)),
+	       report_rate(run->seconds > 0 ? (double)run->delivered_bytes / run->seconds : 0, rate,
+			   sizeof(rate)));
+	report_seconds(run->decode_seconds, seconds, sizeof(seconds));
+	if (run->core_decoded_bytes == run->coded_bytes)
+		printf("by cores, in %s of their time\n", seconds);
+	else if (run->core_decoded_bytes)
+		printf("by the GPU, and %s by cores, in %s of their time\n",
+		       report_bytes(run->core_decoded_bytes, by_cores, sizeof(by_cores)), seconds);
+	else
+		printf("by the GPU, in the place of copies\n");
+}
+
 static void print_memory(const struct load *load)
 {
 	char total[TEXT_SIZE_MAX], padding[TEXT_SIZE_MAX], anonymous[TEXT_SIZE_MAX];
@@ -471,6 +505,7 @@ static void print_text(const struct load *load)
 	}
 	report_paths_text(load->median, NULL, load->median);
 	report_cache_text(&load->warming);
+	print_decoded(load);
 	print_ceiling(load);
 	print_memory(load);
 	runs_print(load->runs, load->set.repeat);

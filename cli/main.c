@@ -16,7 +16,8 @@
 
 const struct command *const commands[] = {
 	&command_load, &command_inspect, &command_verify, &command_ckpt, &command_copy,
-	&command_explain, &command_make_model, &command_completion, NULL,
+	&command_explain, &command_pack, &command_unpack, &command_make_model, &command_completion,
+	NULL,
 };
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]) - 1)

@@ -362,41 +362,6 @@ static void close_objects(struct maker *maker)
 
 /* ------------------------------------------------------------------------------ all at once -- */
 
-static void flush_folder(const char *path)
-{
-	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-	if (fd < 0)
-		return;
-	fsync(fd);
-	close(fd);
-}
-
-/* The folder that a path lies in; heap, NULL: no memory. */
-static char *folder_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return !slash ? strdup(".") : strndup(path, slash > path ? (size_t)(slash - path) : 1);
-}
-
-static int publish_folder(struct maker *maker, struct pen_error *err)
-{
-	char *parent;
-
-	if (rename(maker->stage.path, maker->folder)) {
-		int rc = error_sys(err, -errno, "name", maker->folder, -1);
-
-		error_hint(err, "Somebody made it meanwhile; name another folder");
-		return rc;
-	}
-	parent = folder_of(maker->folder);
-	if (parent)
-		flush_folder(parent);
-	free(parent);
-	return 0;
-}
-
 /* Where what file `number` replaces is kept meanwhile. */
 static char *kept_path(const struct maker *maker, size_t number)
 {
@@ -433,7 +398,7 @@ static size_t restore(struct maker *maker, size_t count)
 		free(real);
 		free(kept);
 	}
-	flush_folder(maker->folder);
+	stage_flush(maker->folder);
 	return left;
 }
 
@@ -462,7 +427,7 @@ static int commit(struct maker *maker, struct pen_error *err)
 	int rc = commit_files(maker, err);
 
 	if (!rc && maker->new_folder)
-		rc = publish_folder(maker, err);
+		rc = stage_publish(&maker->stage, maker->folder, err);
 	maker->commit_seconds = seconds_now() - start;
 	return rc;
 }
@@ -533,41 +498,16 @@ static int check_folder(const struct maker *maker, DIR *folder, struct pen_error
 	return count ? tell_remains(maker, remains, count, err) : 0;
 }
 
-/* A folder that is to be: it is made beside where it will be, under a hidden name. */
-static int begin_folder(struct maker *maker, struct pen_error *err)
-{
-	char *parent = folder_of(maker->folder), prefix[NAME_MAX];
-	const char *slash = strrchr(maker->folder, '/');
-	int rc;
-
-	if (!parent)
-		return error_sys(err, -ENOMEM, "create", maker->folder, -1);
-	snprintf(prefix, sizeof(prefix), ".%.200s.", slash ? slash + 1 : maker->folder);
-	stage_sweep(parent, prefix);
-	maker->new_folder = true;
-	rc = stage_open(&maker->stage, parent, prefix, err);
-	free(parent);
-	if (rc)
-		error_sys(err, rc, "create", maker->folder, -1);
-	if (rc == -ENOENT)
-		error_hint(err, "The folder that it is to lie in does not exist");
-	else if (rc == -EACCES)
-		error_hint(err, "Check the permissions of the folder that it is to lie in");
-	else if (rc == -ENOTDIR)
-		error_hint(err, "A part of the path is a file, not a folder");
-	else if (rc == -EROFS)
-		error_hint(err, "The file system is mounted read-only; write elsewhere");
-	return rc;
-}
-
 static int enter_folder(struct maker *maker, struct pen_error *err)
 {
 	struct stat info;
 	DIR *folder;
 	int rc;
 
-	if (lstat(maker->folder, &info) && (errno == ENOENT || errno == ENOTDIR))
-		return begin_folder(maker, err);
+	if (lstat(maker->folder, &info) && (errno == ENOENT || errno == ENOTDIR)) {
+		maker->new_folder = true;
+		return stage_beside(&maker->stage, maker->folder, err);
+	}
 	folder = opendir(maker->folder);
 	if (!folder && errno == ENOTDIR) {
 		error_set(err, -ENOTDIR, "write to", maker->folder, -1,

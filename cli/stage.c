@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static int open_folder(int at, const char *path)
 	return openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Remove the files of a folder; what is no file stays, and then the folder does. */
+/* Remove what is in a folder. */
 static void empty(int folder)
 {
 	int fd = open_folder(folder, ".");
@@ -34,9 +35,19 @@ static void empty(int folder)
 			close(fd);
 		return;
 	}
-	while ((entry = readdir(list)) != NULL)
-		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-			unlinkat(folder, entry->d_name, 0);
+	while ((entry = readdir(list)) != NULL) {
+		int inner;
+
+		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..") ||
+		    !unlinkat(folder, entry->d_name, 0))
+			continue;
+		inner = open_folder(folder, entry->d_name);
+		if (inner < 0)
+			continue;
+		empty(inner);
+		close(inner);
+		unlinkat(folder, entry->d_name, AT_REMOVEDIR);
+	}
 	closedir(list);
 }
 
@@ -160,4 +171,66 @@ bool stage_sweep(const char *parent, const char *prefix)
 	if (list)
 		closedir(list);
 	return live;
+}
+
+/* ------------------------------------------------------------------------------ new folders -- */
+
+void stage_flush(const char *folder)
+{
+	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	fsync(fd);
+	close(fd);
+}
+
+/* The folder that a path lies in; heap, NULL: no memory. */
+static char *folder_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return !slash ? strdup(".") : strndup(path, slash > path ? (size_t)(slash - path) : 1);
+}
+
+int stage_beside(struct stage *stage, const char *folder, struct pen_error *err)
+{
+	char *parent = folder_of(folder), prefix[NAME_MAX];
+	const char *slash = strrchr(folder, '/');
+	int rc;
+
+	if (!parent)
+		return error_sys(err, -ENOMEM, "create", folder, -1);
+	snprintf(prefix, sizeof(prefix), ".%.200s.", slash ? slash + 1 : folder);
+	stage_sweep(parent, prefix);
+	rc = stage_open(stage, parent, prefix, err);
+	free(parent);
+	if (rc)
+		error_sys(err, rc, "create", folder, -1);
+	if (rc == -ENOENT)
+		error_hint(err, "The folder that it is to lie in does not exist");
+	else if (rc == -EACCES)
+		error_hint(err, "Check the permissions of the folder that it is to lie in");
+	else if (rc == -ENOTDIR)
+		error_hint(err, "A part of the path is a file, not a folder");
+	else if (rc == -EROFS)
+		error_hint(err, "The file system is mounted read-only; write elsewhere");
+	return rc;
+}
+
+int stage_publish(const struct stage *stage, const char *folder, struct pen_error *err)
+{
+	char *parent;
+
+	if (rename(stage->path, folder)) {
+		int rc = error_sys(err, -errno, "name", folder, -1);
+
+		error_hint(err, "Somebody made it meanwhile; name another folder");
+		return rc;
+	}
+	parent = folder_of(folder);
+	if (parent)
+		stage_flush(parent);
+	free(parent);
+	return 0;
 }

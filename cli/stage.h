@@ -26,4 +26,13 @@ void stage_close(struct stage *stage);
 /* Sweep away what others of the same prefix left in `parent`. Is one of them still at work? */
 bool stage_sweep(const char *parent, const char *prefix);
 
+/* Make one beside a folder that is to be; after an error the words are of that folder. */
+int stage_beside(struct stage *stage, const char *folder, struct pen_error *err);
+
+/* Give it the name of that folder, for good. One of that name may be there if it is empty. */
+int stage_publish(const struct stage *stage, const char *folder, struct pen_error *err);
+
+/* Make the names in a folder durable. */
+void stage_flush(const char *folder);
+
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * penstock verify: is a file as it was saved? A file of torch's is read whole and compared with
- * the sums that it has. Safetensors files have none: of these only the headers can be checked.
+ * the sums that it has; a packed one is decoded. Other safetensors files have no sums: of these
+ * only the headers can be checked.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -65,30 +66,73 @@ static int verify_torch(const char *path, bool json, struct pen_error *err)
 	return 0;
 }
 
-static int verify_model(const char *path, bool json, struct pen_error *err)
+/* A packed file is unpacked to nowhere: each chunk has a checksum, and the whole a CRC32. */
+static int verify_packed(const char *path, struct pen_error *err)
+{
+	struct pen_pack *pack;
+	int rc = pen_unpack_start(path, NULL, NULL, &pack, err);
+
+	return rc ? rc : pen_pack_wait(pack, NULL, err);
+}
+
+/* Bytes of a model's files, those of packed ones as they were before. */
+struct verified {
+	uint64_t packed, plain;
+	uint64_t headers;	/* of the plain ones */
+};
+
+static int verify_files(const struct pen_model *model, struct verified *verified,
+			struct pen_error *err)
 {
 	const struct pen_model_file *files;
+	size_t count = pen_model_files(model, &files);
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < count; i++) {
+		if (files[i].original) {
+			rc = verify_packed(files[i].path, err);
+			verified->packed += files[i].original;
+		} else {
+			verified->headers += files[i].data;
+			verified->plain += files[i].size;
+		}
+	}
+	return rc;
+}
+
+static void print_model(const char *path, const struct pen_model *model,
+			const struct verified *verified)
+{
+	char size[REPORT_BYTES_MAX];
+
+	report_name(path, 0);
+	putchar('\n');
+	if (verified->packed)
+		printf("  %s are as they were packed, by checksums of all chunks and CRC32s\n",
+		       report_bytes(verified->packed, size, sizeof(size)));
+	if (verified->plain)
+		printf("  the headers (%llu bytes) are right and the sizes fit; safetensors "
+		       "files have no\n  checksums, so nothing can be said of the tensors' bytes\n",
+		       (unsigned long long)verified->headers);
+	report_warnings_text(model);
+}
+
+static int verify_model(const char *path, bool json, struct pen_error *err)
+{
+	struct verified verified = { 0 };
 	struct pen_model *model;
-	uint64_t headers = 0, bytes = 0;
 	int rc = pen_model_open(path, &model, err);
 
 	if (rc)
 		return rc;
-	for (size_t i = pen_model_files(model, &files); i > 0; i--) {
-		headers += files[i - 1].data;
-		bytes += files[i - 1].size;
-	}
-	if (json) {
-		print_json(path, "safetensors", "nothing", 0, bytes);
-	} else {
-		report_name(path, 0);
-		printf("\n  the headers (%llu bytes) are right and the sizes fit; safetensors "
-		       "files have no\n  checksums, so nothing can be said of the tensors' bytes\n",
-		       (unsigned long long)headers);
-		report_warnings_text(model);
-	}
+	rc = verify_files(model, &verified, err);
+	if (!rc && json)
+		print_json(path, "safetensors", verified.packed ? "checksums" : "nothing",
+			   verified.packed, verified.plain);
+	else if (!rc)
+		print_model(path, model, &verified);
 	pen_model_close(model);
-	return 0;
+	return rc;
 }
 
 static int run_verify(int argc, char **argv)
@@ -115,7 +159,8 @@ const struct command command_verify = {
 	.operand_count = 1,
 	.summary = "read a checkpoint and say whether it is as it was saved",
 	.description = "Read all of FILE, as torch.save or Penstock wrote it, and compare it with "
-		       "the CRC32s and digests that it has. A safetensors file, or a folder of "
+		       "the CRC32s and digests that it has. A model that was packed is decoded, "
+		       "and compared with its checksums. Another safetensors file, or a folder of "
 		       "them, has none: there only the headers are checked.",
 	.options = verify_options,
 	.run = run_verify,

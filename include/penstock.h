@@ -229,6 +229,34 @@ int pen_digest_of(int kind, const void *bytes, size_t length, uint64_t *digest,
 /* The CRC32 of two neighbours from the CRC32s of each, without their bytes. */
 uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_length);
 
+/* ----------------------------------------------------------------------------------- forms -- */
+
+/*
+ * How bytes of an object become bytes of memory, on their way: as they are, or number by number in
+ * another dtype (enum pen_dtype). The numbers are those that torch's to() gives: the nearest, ties
+ * to even, infinite where they are too large; a NaN is a NaN, whatever its payload.
+ *
+ * On the way to a GPU a kernel does it, which reads the pinned staging memory itself: nothing is
+ * staged on the device, and nothing else is needed for it. Where the driver takes no kernel of ours
+ * a core does it, and the report says why (`refused`, "kernels").
+ */
+enum pen_form {
+	PEN_FORM_PLAIN,
+	PEN_FORM_BF16_TO_F16,
+	PEN_FORM_BF16_TO_F32,
+	PEN_FORM_F16_TO_BF16,
+	PEN_FORM_F16_TO_F32,
+	PEN_FORM_F32_TO_BF16,
+	PEN_FORM_F32_TO_F16,
+	PEN_FORMS
+};
+
+/* The form that makes numbers of dtype `to` out of those of `from`; -1 where there is none. */
+int pen_form_find(int from, int to);
+
+/* How many bytes of memory `length` bytes of the object become; `length` for what is no form. */
+uint64_t pen_form_bytes(int form, uint64_t length);
+
 /* ----------------------------------------------------------------------------------- jobs -- */
 
 /*
@@ -237,6 +265,10 @@ uint64_t pen_digest_crc32_join(uint64_t first, uint64_t second, uint64_t second_
  * `memory_pitch` apart in memory. Lengths of 0 are allowed and move nothing. Read extents may
  * overlap in the object; what overlaps in memory is the caller's affair. Extents that overlap
  * in a written object are refused.
+ *
+ * With a form, `length` and `object_pitch` are of the object, and each row is pen_form_bytes() of
+ * `length` in memory, at `memory_pitch`. All that counts bytes of the object must be a multiple of
+ * its numbers' size, `memory` and `memory_pitch` of theirs there.
  */
 struct pen_extent {
 	struct pen_object *object;
@@ -252,7 +284,8 @@ struct pen_extent {
 					   mix the host and several GPUs, 32 devices in all */
 	uint32_t flags;		/* PEN_FILL, or 0 */
 	uint32_t fill;		/* the byte that PEN_FILL writes */
-	uint64_t reserved[4];
+	uint64_t form;		/* enum pen_form: what the bytes of a read become on their way */
+	uint64_t reserved[3];
 };
 
 /* For a write: `length` times the byte `fill`, with no memory behind it. Padding, mostly: with it a
@@ -410,7 +443,8 @@ struct pen_report {
 	double setup_seconds;		/* of these, before the device could take its first byte */
 	double gb_per_s;		/* bytes / seconds / 10^9 */
 	double cpu_seconds;		/* user + system time of the job's threads */
-	uint64_t pinned_bytes;		/* most staging memory held at once */
+	uint64_t pinned_bytes;		/* most staging memory held at once, and what cores need
+					   that do a GPU's work */
 	char device[32];
 	uint32_t lanes;			/* threads that moved bytes */
 	uint64_t requests;
@@ -434,6 +468,15 @@ struct pen_report {
 					   durable */
 	uint64_t made_bytes;		/* staging memory that had to be made; the rest of
 					   pinned_bytes was there from earlier jobs */
+	uint64_t delivered_bytes;	/* what `bytes` are in memory: more or fewer where they were
+					   decoded or their form changed */
+	uint64_t coded_bytes;		/* of `bytes`, those that were decoded on their way */
+	double decode_seconds;		/* that lanes took to decode, all together; what a GPU
+					   takes is part of moving the bytes, and not in it */
+	uint64_t device_staging_bytes;	/* most memory of GPUs that was staged in: always 0, since
+					   they read the host's by themselves */
+	uint64_t core_decoded_bytes;	/* of coded_bytes, those that lanes decoded; the others a
+					   GPU did */
 };
 
 /* How a write with options.groups took its bytes from memory. */
@@ -574,7 +617,9 @@ struct pen_tensor {
 	uint32_t file;			/* index into pen_model_files() */
 	uint64_t offset;		/* of its first byte in that file */
 	size_t name_length;		/* a name may hold a NUL, and has one after its end */
-	uint64_t reserved[3];
+	uint64_t coded;			/* bytes that it has in the file, where it is coded: see
+					   pen_pack_start(); 0: it lies there as it is */
+	uint64_t reserved[2];
 };
 
 struct pen_metadata {
@@ -592,7 +637,8 @@ struct pen_model_file {
 	size_t metadata_count;
 	const struct pen_metadata *metadata;	/* NULL: the file has none, not even an empty one */
 	struct pen_object *object;	/* open for reading, closed with the model */
-	uint64_t reserved[4];
+	uint64_t original;		/* bytes that it had before it was packed; 0: it was not */
+	uint64_t reserved[3];
 };
 
 struct pen_model;
@@ -620,7 +666,10 @@ int pen_model_open_files(const char *const *paths, size_t count, struct pen_mode
 /* NULL is allowed. Wait for jobs that load from it first; loaded tensors are not touched. */
 void pen_model_close(struct pen_model *model);
 
-/* The tensors in the order of files and offsets; and how many there are. */
+/*
+ * The tensors in the order of files and offsets, of a coded file those of its original; and how
+ * many there are.
+ */
 size_t pen_model_tensors(const struct pen_model *model, const struct pen_tensor **tensors);
 size_t pen_model_files(const struct pen_model *model, const struct pen_model_file **files);
 
@@ -639,10 +688,14 @@ struct pen_placement {
 					   dimension; both NULL: all of it */
 	void *memory;
 	struct pen_device *device;	/* whose memory it is; NULL: that of the load */
-	uint64_t reserved[3];
+	uint64_t form;			/* enum pen_form, from the tensor's dtype: what it becomes
+					   on its way. Not for a tensor whose offset in the file is
+					   no multiple of its numbers' size */
+	uint64_t reserved[2];
 };
 
-/* Bytes that a placement fills; refuses a box that leaves the tensor or cuts a byte in two. */
+/* Bytes of memory that a placement fills; refuses a box that leaves the tensor or cuts a byte in
+ * two, and a form that is not for its dtype. */
 int pen_placement_bytes(const struct pen_placement *placement, uint64_t *bytes,
 			struct pen_error *err);
 
@@ -934,6 +987,9 @@ struct pen_save_options {
 	const struct pen_options *transfer;	/* how the bytes travel; NULL: as the library likes.
 						   Tensors of several devices are one job: name what
 						   must come first in its `streams` */
+	int coded;			/* the files are coded: the very bytes that packing them
+					   would give, see pen_pack_start(). Of `transfer` only the
+					   memory limit and the streams mean something then */
 };
 
 #define PEN_SAVE_OPTIONS_INIT PEN_SIZED_INIT(pen_save_options)
@@ -974,7 +1030,8 @@ void pen_save_cancel(struct pen_save *save);
  * when `seconds` have passed. The memory may change again from then on. */
 int pen_save_wait_for(struct pen_save *save, double seconds);
 
-/* Wait, commit, release. The report is that of the job, without the commit. */
+/* Wait, commit, release. The report is that of the job, without the commit; of a coded save `bytes`
+ * are those in the files, and `delivered_bytes` those that they had without coding. */
 int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_error *err);
 
 /* What a save would write, without writing it: for who makes the bytes as they go. */
@@ -1204,6 +1261,71 @@ int pen_checkpoints_sweep(struct pen_checkpoints *folder, uint32_t flags,
 /* NULL is allowed. */
 void pen_checkpoint_removal_free(struct pen_checkpoint_removal *removal);
 
+/* ---------------------------------------------------------------------------- coded models -- */
+
+/*
+ * A model can be stored coded, without loss, in two thirds of its bytes: docs/coded.md has the
+ * format. A coded file is a safetensors file, recognised by its metadata; pen_model_open() tells
+ * of its tensors as they were, with `coded` set, and pen_load_start() loads them to any device, as
+ * they were: a GPU decodes by itself, and where it cannot a core does and the report says why. A
+ * load of coded tensors wants a memory limit of 256 KiB at least.
+ */
+struct pen_pack_options {
+	size_t size;			/* sizeof(struct pen_pack_options) */
+	uint64_t memory_limit;		/* most memory for bytes on their way; 0: 128 MiB */
+	uint32_t threads;		/* at most 64; 0: as many as there are cores */
+	int verify;			/* read back all that was packed, from its header on, and
+					   compare the CRC32 of what it unpacks to */
+};
+
+#define PEN_PACK_OPTIONS_INIT PEN_SIZED_INIT(pen_pack_options)
+
+struct pen_packed_kind {
+	uint64_t tensors;
+	uint64_t bytes, stored;		/* as they were, and in the coded file */
+};
+
+#define PEN_PACKED_KINDS 32
+
+/* What has become of a file. */
+struct pen_packed {
+	size_t size;			/* sizeof(struct pen_packed) */
+	int coded;			/* 0: it would not get smaller, and is as it was; or what
+					   was to be unpacked was not packed */
+	uint64_t bytes, stored;		/* of the original file and of the coded one */
+	double seconds;
+	struct pen_packed_kind kinds[PEN_PACKED_KINDS];	/* by enum pen_dtype */
+};
+
+#define PEN_PACKED_INIT PEN_SIZED_INIT(pen_packed)
+
+struct pen_pack;
+
+/*
+ * Start to pack the safetensors file `path` into an object that is open for PEN_WRITE, its size not
+ * given; or to unpack it again, to the byte. What is packed already is refused (-EINVAL); what is
+ * not packed is unpacked by copying it. Nothing is committed: that is up to the caller, after
+ * pen_pack_wait(). The object must live until then. Unpacking into no object (NULL) writes nothing:
+ * it verifies that every chunk and the file as a whole are what was packed. A damaged one is named.
+ */
+int pen_pack_start(const char *path, struct pen_object *object,
+		   const struct pen_pack_options *options, struct pen_pack **pack,
+		   struct pen_error *err);
+int pen_unpack_start(const char *path, struct pen_object *object,
+		     const struct pen_pack_options *options, struct pen_pack **pack,
+		     struct pen_error *err);
+
+/*
+ * As with jobs. Bytes are those of the original file, twice where they are verified, and once more
+ * where it turns out that the file would not get smaller: `total` grows then.
+ */
+void pen_pack_poll(struct pen_pack *pack, struct pen_progress *progress);
+void pen_pack_cancel(struct pen_pack *pack);
+int pen_pack_wait_for(struct pen_pack *pack, double seconds);
+
+/* Wait and release. `packed` may be NULL. After an error the object is not to be committed. */
+int pen_pack_wait(struct pen_pack *pack, struct pen_packed *packed, struct pen_error *err);
+
 /* --------------------------------------------------------------------------------- explain -- */
 
 /* A stretch of a file that would travel one way. */
@@ -1233,6 +1355,8 @@ struct pen_explanation {
 	struct pen_path refused[PEN_PATHS_MAX];		/* each better path, why not, and the fix */
 };
 
+/* Of the object's bytes as they lie: those of coded tensors are decoded by a load, and may travel
+ * otherwise then; the report of the load tells how. */
 int pen_explain(struct pen_object *object, struct pen_device *device,
 		const struct pen_options *options, struct pen_explanation **explanation,
 		struct pen_error *err);

@@ -619,7 +619,7 @@ PyObject *report_dict(const struct pen_report *report)
 
 	return Py_BuildValue(
 		"{s:K,s:K,s:d,s:d,s:d,s:d,s:K,s:s,s:I,s:K,s:K,s:K,s:I,s:d,s:d,s:d,s:d,s:N,s:N,s:K,"
-		"s:s,s:K,s:K,s:s,s:d,s:d,s:K}",
+		"s:s,s:K,s:K,s:s,s:d,s:d,s:K,s:K,s:K,s:d,s:K,s:K}",
 		"bytes", U64(report->bytes), "storage_bytes", U64(report->storage_bytes),
 		"seconds", report->seconds, "setup_seconds", report->setup_seconds, "gb_per_s",
 		report->gb_per_s, "cpu_seconds", report->cpu_seconds, "pinned_bytes",
@@ -634,7 +634,11 @@ PyObject *report_dict(const struct pen_report *report)
 		"digested_bytes", U64(report->digested_bytes), "unverified_bytes",
 		U64(report->unverified_bytes), "gathering", gathering[report->gathering],
 		"gathered_seconds", report->gathered_seconds, "stored_seconds",
-		report->stored_seconds, "made_bytes", U64(report->made_bytes));
+		report->stored_seconds, "made_bytes", U64(report->made_bytes),
+		"delivered_bytes", U64(report->delivered_bytes), "coded_bytes",
+		U64(report->coded_bytes), "decode_seconds", report->decode_seconds,
+		"device_staging_bytes", U64(report->device_staging_bytes),
+		"core_decoded_bytes", U64(report->core_decoded_bytes));
 }
 
 /* One thread waits at a time; false with an exception. */
@@ -1016,6 +1020,18 @@ static PyObject *model_files(PyObject *self, PyObject *unused)
 	return list;
 }
 
+static PyObject *model_coded(PyObject *self, PyObject *unused)
+{
+	const struct pen_model_file *files;
+	size_t count = pen_model_files(((struct model *)self)->handle, &files);
+	bool coded = false;
+
+	(void)unused;
+	for (size_t i = 0; i < count; i++)
+		coded |= files[i].original != 0;
+	return PyBool_FromLong(coded);
+}
+
 static PyObject *model_warnings(PyObject *self, PyObject *unused)
 {
 	const char *const *warnings;
@@ -1048,7 +1064,8 @@ static bool read_numbers(PyObject *tuple, uint64_t *values, uint32_t count)
 	return true;
 }
 
-/* (index, start, stop), with None for the whole tensor; `boxes` moves on by what is used. */
+/* (index, start, stop), with None for the whole tensor, and the dtype that it shall have in memory,
+ * if another; `boxes` moves on by what is used. */
 static bool read_choice(struct selection *self, size_t at, PyObject *item, uint64_t **boxes)
 {
 	struct pen_placement *placement = &self->placements[at];
@@ -1056,14 +1073,21 @@ static bool read_choice(struct selection *self, size_t at, PyObject *item, uint6
 	size_t count = pen_model_tensors(self->model->handle, &tensors);
 	PyObject *start, *stop;
 	Py_ssize_t index;
+	int dtype = -1, form;
 
-	if (!PyArg_ParseTuple(item, "nOO", &index, &start, &stop))
+	if (!PyArg_ParseTuple(item, "nOO|i", &index, &start, &stop, &dtype))
 		return false;
 	if (index < 0 || (size_t)index >= count) {
 		PyErr_SetString(PyExc_IndexError, "there is no such tensor");
 		return false;
 	}
 	placement->tensor = &tensors[index];
+	form = dtype < 0 ? PEN_FORM_PLAIN : pen_form_find(placement->tensor->dtype, dtype);
+	if (form < 0) {
+		PyErr_SetString(PyExc_ValueError, "the engine does not convert to this dtype");
+		return false;
+	}
+	placement->form = (uint64_t)form;
 	if (start == Py_None)
 		return true;
 	placement->start = *boxes;
@@ -1082,7 +1106,7 @@ static size_t box_room(PyObject *list, Py_ssize_t count)
 
 	for (Py_ssize_t i = 0; i < count; i++) {
 		PyObject *item = PyList_GetItem(list, i);
-		PyObject *start = PyTuple_Check(item) && PyTuple_Size(item) == 3
+		PyObject *start = PyTuple_Check(item) && PyTuple_Size(item) >= 3
 					  ? PyTuple_GetItem(item, 1) : NULL;
 
 		if (start && PyTuple_Check(start))
@@ -1137,8 +1161,9 @@ static PyMethodDef model_methods[] = {
 	{ "tensors", model_tensors, METH_NOARGS,
 	  "[(name, dtype, shape, nbytes, file, offset)]; dtype is an index into DTYPES." },
 	{ "files", model_files, METH_NOARGS, "[(path, name, size, data, metadata)]." },
+	{ "coded", model_coded, METH_NOARGS, "Is some file of it packed?" },
 	{ "warnings", model_warnings, METH_NOARGS, "What is odd, in words." },
-	{ "select", model_select, METH_O, "select([(index, start, stop)]) -> Selection." },
+	{ "select", model_select, METH_O, "select([(index, start, stop[, dtype])]) -> Selection." },
 	{ NULL },
 };
 
@@ -1402,6 +1427,8 @@ static PyMethodDef functions[] = {
 	{ "memory_available", available, METH_NOARGS,
 	  "Bytes that may still be taken, limits of control groups counted." },
 	{ "cache_policy", cache_policy, METH_O, "What the engine calls a word, or None." },
+	{ "converts", converts, METH_VARARGS,
+	  "converts(dtype, other) -> can the engine make one of the other, on the way?" },
 	{ "warming", warming, METH_NOARGS, "(left, brought, given_up, reason)." },
 	{ "warming_wait", warming_wait, METH_O, "Wait so many seconds; is nothing left?" },
 	{ "checkpoints_open", checkpoints_open, METH_VARARGS,

@@ -125,6 +125,9 @@ PyObject *memory_read_ahead(PyObject *self, PyObject *args);
 PyObject *memory_reading(PyObject *self, PyObject *unused);
 PyObject *map_file(PyObject *module, PyObject *args);
 
+/* forms.c: a function of the module. */
+PyObject *converts(PyObject *module, PyObject *arguments);
+
 /* warming.c: functions of the module. */
 PyObject *cache_policy(PyObject *module, PyObject *word);
 PyObject *warming(PyObject *module, PyObject *unused);

@@ -370,7 +370,7 @@ static bool read_metadata(struct request *request, PyObject *list)
 PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = { "path", "tensors", "metadata", "align", "shard_size", "streams",
-				 "keeps", "transfer", "memory_limit", "inject", NULL };
+				 "keeps", "transfer", "memory_limit", "inject", "coded", NULL };
 	struct request request = {
 		.transfer = PEN_OPTIONS_INIT,
 		.options = PEN_SAVE_OPTIONS_INIT,
@@ -383,11 +383,11 @@ PyObject *save_safetensors(PyObject *module, PyObject *args, PyObject *kwargs)
 	int rc;
 
 	(void)module;
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!OKKO!OiK|z", names,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O!OKKO!OiK|zp", names,
 					 PyUnicode_FSConverter, &path, &PyList_Type, &tensors,
 					 &metadata, &align, &shard_size, &PyList_Type, &streams,
 					 &keeps, &request.transfer.transfer, &memory_limit,
-					 &request.transfer.inject))
+					 &request.transfer.inject, &request.options.coded))
 		return NULL;
 	request.transfer.memory_limit = memory_limit;
 	request.options.align = align;

@@ -153,6 +153,8 @@ for part in conform places digests stores; do
 done
 program digest "$build/tests/unit_test_digest"
 program gpu "$build/tests/gpu_test_gpu"
+program forms "$build/tests/gpu_test_forms"
+program decode "$build/tests/gpu_test_decode"
 if command -v python3 >/dev/null; then
 	for file in "$root"/tests/gpu/check_*.py; do
 		[ -e "$file" ] || continue

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 from ._choose import open_model, tensors_of
-from ._error import Error, from_engine
+from ._error import Error, from_engine, refuse
 from ._frameworks import DTYPES
 from ._rules import Tensor
 
@@ -27,7 +27,11 @@ def _tensors(data: bytes) -> list[Tensor]:
         while written < end:
             written += os.write(fd, memoryview(data)[written:end])
         os.ftruncate(fd, len(data))
-        return list(tensors_of(open_model(f"/proc/self/fd/{fd}")).values())
+        model = open_model(f"/proc/self/fd/{fd}")
+        if model.coded():
+            raise refuse("load", _NAME, "they are a packed file, which can be loaded from files "
+                         "only", "Write them to a file, and load that")
+        return list(tensors_of(model).values())
     except Error as error:
         _, fields = error.__reduce__()
         raise from_engine(*fields[:4], _NAME, *fields[5:]) from None

@@ -16,18 +16,20 @@ from ._rules import Rules, Tensor
 
 
 class Choice:
-    """A tensor, or a box of it, that is to be loaded; ``shape`` is that of the result."""
+    """A tensor, or a box of it, that is to be loaded; ``shape`` is that of the result, and
+    ``dtype`` the one that it arrives in: the engine converts some on their way."""
 
-    __slots__ = ("tensor", "start", "stop", "shape")
+    __slots__ = ("tensor", "start", "stop", "shape", "dtype")
 
     def __init__(self, tensor: Tensor, start=None, stop=None, shape=None):
         """The whole tensor, unless a box is given."""
         self.tensor, self.start, self.stop = tensor, start, stop
         self.shape = tensor.shape if shape is None else shape
+        self.dtype = tensor.dtype
 
     def as_tuple(self) -> tuple:
         """For Model.select()."""
-        return self.tensor.index, self.start, self.stop
+        return self.tensor.index, self.start, self.stop, self.dtype
 
 
 def open_model(path) -> _penstock.Model:

@@ -165,9 +165,14 @@ class Dlpack:
         """Tensors of the user's were filled."""
 
     def dtype_index(self, dtype) -> int:
-        """Which of DTYPES a user's dtype is."""
-        raise refuse("convert to", str(dtype),
-                     f"dtype= is not possible with framework {self.name!r}",
+        """Which of DTYPES a user's dtype is: from torch.float16, numpy.float16, "fp16", "F16"."""
+        return known_dtype(dtype)
+
+    def check_converts(self, tensor: Tensor, dtype: int) -> None:
+        """What the engine does not convert on the way is left to convert(). Is there one?"""
+        raise refuse("convert to", DTYPES[dtype], f"{tensor.name} is {DTYPES[tensor.dtype]}, and "
+                     f"only numbers of BF16, F16 and F32, at multiples of their size, become each "
+                     f"other without a framework such as torch; {self.name!r} does not convert",
                      "Use framework 'pt', 'np' or 'cupy', or convert afterwards")
 
 
@@ -310,9 +315,8 @@ class Torch(Dlpack):
         raise refuse("load into", name,
                      f"the tensor is {tensor.dtype}, the file has {DTYPES[dtype]}", hint)
 
-    def dtype_index(self, dtype) -> int:
-        """From torch.float16, "float16" or "F16"."""
-        return known_dtype(dtype)
+    def check_converts(self, tensor: Tensor, dtype: int) -> None:
+        """It converts all that there are."""
 
     def span(self, tensor) -> tuple[int, int]:
         """Address and size of a tensor of the user's."""
@@ -440,9 +444,8 @@ class Numpy(Dlpack):
                          f"Fill a new one, made with {self.module}.empty(), and copy that")
         return self._pointer(tensor)
 
-    def dtype_index(self, dtype) -> int:
-        """From numpy.float16, "float16" or "F16"."""
-        return known_dtype(dtype)
+    def check_converts(self, tensor: Tensor, dtype: int) -> None:
+        """It converts all that there are."""
 
     def convert(self, target, source) -> None:
         """Element by element."""

@@ -3,7 +3,8 @@
 
 One load is one job of the engine, whatever devices its tensors go to, with two exceptions.
 ``stream`` cuts a model into groups, so that tensors that were used can go while others come; and
-tensors that are converted pass through a small buffer in the file's dtype, group by group.
+tensors that are converted to or from a dtype that the engine does not know pass through a small
+buffer in the file's dtype, group by group, for the framework to convert.
 
 On the host nothing has to move: unless a copy is asked for, tensors look into the mapped file
 (``_mapped.py``), and the engine loads the few that cannot.
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _prefetch, _report
+from . import _penstock, _prefetch, _report
 from ._choose import Choice, choose, open_model, renamed, tensors_of, wanted
 from ._dtypes import Dtypes
 from ._error import Error, refuse
@@ -32,12 +33,12 @@ from ._options import AUTO, DROP, MEMORY_LIMIT_LEAST, copies, options
 from ._progress import Bar, wait
 from ._rules import TensorInfo
 
-#: Bytes of one group of tensors that are converted.
+#: Bytes of one group of tensors that the framework converts.
 _CONVERT_GROUP = 128 << 20
 _ALIGN = 256
 #: Why some tensors of a mapped file are copies.
-NOT_AS_THEY_LIE = ("in the file their bytes are not in one stretch, or not aligned as the "
-                   "framework wants them")
+NOT_AS_THEY_LIE = ("in the file their bytes are not in one stretch, not aligned as the framework "
+                   "wants them, or of another dtype")
 
 
 class _Moves:
@@ -98,7 +99,8 @@ def _label(path) -> str:
 
 def _to_convert(choices: list[Choice], target: Dlpack, dtypes: Dtypes | None, into
                 ) -> _Conversion:
-    """Which tensors are floating ones of another dtype than is wanted."""
+    """Which tensors are floating ones of another dtype than is wanted. Where the engine can give
+    them that on their way, their choices say so; the others are the framework's to convert."""
     found: dict[str, int] = {}
     known: dict[str, int] = {}
 
@@ -116,8 +118,22 @@ def _to_convert(choices: list[Choice], target: Dlpack, dtypes: Dtypes | None, in
         dtype = dtypes.of(choice.tensor)
         if dtype is not None and is_floating(choice.tensor.dtype) \
                 and index(dtype) != choice.tensor.dtype:
-            found[choice.tensor.name] = index(dtype)
+            if _on_the_way(choice, index(dtype), target, into):
+                choice.dtype = index(dtype)
+            else:
+                target.check_converts(choice.tensor, index(dtype))
+                found[choice.tensor.name] = index(dtype)
     return _Conversion(target, found, choices, into)
+
+
+def _on_the_way(choice: Choice, dtype: int, target: Dlpack, into) -> bool:
+    """Can the engine convert it? Numbers must lie at multiples of their size."""
+    tensor = choice.tensor
+    if not target.has_bytes or not _penstock.converts(tensor.dtype, dtype) \
+            or tensor.offset % (BITS[tensor.dtype] // 8):
+        return False
+    return into is None or not target.address(
+        tensor.name, into[tensor.name], dtype, choice.shape) % (BITS[dtype] // 8)
 
 
 def _groups(choices: list[Choice], limit: int) -> list[list[Choice]]:
@@ -125,7 +141,7 @@ def _groups(choices: list[Choice], limit: int) -> list[list[Choice]]:
     groups: list[list[Choice]] = []
     room = 0
     for choice in choices:
-        size = _round_up(_bytes(choice, choice.tensor.dtype))
+        size = _round_up(_bytes(choice, choice.dtype))
         if not groups or room < size:
             groups.append([])
             room = limit
@@ -148,12 +164,12 @@ class Group:
         """Allocates what is not there yet: one piece for all, or one for each."""
         self.choices, self.target, self.into = choices, target, into
         for choice in choices:
-            target.check(choice.tensor.name, choice.tensor.dtype)
+            target.check(choice.tensor.name, choice.dtype)
         self.selection = model.select([choice.as_tuple() for choice in choices])
         offsets = self.selection.offsets()
         if into is not None:
             self.places = None
-            found = [target.address(c.tensor.name, into[c.tensor.name], c.tensor.dtype, c.shape)
+            found = [target.address(c.tensor.name, into[c.tensor.name], c.dtype, c.shape)
                      for c in choices]
             self.where = [at if size else 0 for at, (_, size) in zip(found, offsets)]
             _check_apart(target, into)
@@ -182,7 +198,7 @@ class Group:
         choice = self.choices[at]
         if self.places is None:
             return self.into[choice.tensor.name]
-        return self.target.view(*self.places[at], choice.tensor.dtype, choice.shape)
+        return self.target.view(*self.places[at], choice.dtype, choice.shape)
 
     def tensors(self) -> dict[str, Any]:
         """All of them, by name."""
@@ -270,7 +286,8 @@ class Begun:
 
 
 class _Conversion:
-    """Where tensors go that come in another dtype than they shall have."""
+    """Where tensors go that come in another dtype than they shall have, for the framework to
+    convert."""
 
     def __init__(self, target: Dlpack, dtypes: dict[str, int], choices: list[Choice], into):
         """`dtypes` has those of `choices` that are concerned."""
@@ -282,7 +299,7 @@ class _Conversion:
 
     def dtype(self, choice: Choice) -> int:
         """What the tensor will have."""
-        return self.names.get(choice.tensor.name, choice.tensor.dtype)
+        return self.names.get(choice.tensor.name, choice.dtype)
 
     def apply(self, choice: Choice, tensor: Any) -> Any:
         """The tensor, converted if it has to be."""
@@ -376,7 +393,7 @@ def split_mapped(opened: Opened, choices: list[Choice], target: Dlpack, moves: _
     mapped: list[Choice] = []
     others: list[Choice] = []
     for choice in choices:
-        target.check(choice.tensor.name, choice.tensor.dtype)
+        target.check(choice.tensor.name, choice.dtype)
         (mapped if fits(choice, target) else others).append(choice)
     moves.not_mapped(others, NOT_AS_THEY_LIE)
     return mapped, others
@@ -516,8 +533,9 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
     names and globs to what one would write in brackets, ``{"w": (slice(0, 512),)}``, or is a
     function of the name and its TensorInfo that returns that or None: only those bytes are read.
 
-    ``dtype`` converts floating tensors on the device: a dtype of torch or numpy, or a word such as
-    "bf16". 8-bit weights and, in a model that has such or packed ones, their scales stay as they
+    ``dtype`` converts floating tensors: a dtype of torch or numpy, or a word such as "bf16". From
+    and to bf16, fp16 and fp32 that happens on their way; the framework does the others, on the
+    device. 8-bit weights and, in a model that has such or packed ones, their scales stay as they
     are, unless ``dtype`` is a mapping as for ``device``, or a function as for ``slices``.
 
     ``into`` is what exists already and is to be filled in place: a mapping of names to tensors, and
@@ -533,7 +551,7 @@ def load_model(path: Model, device: Any = "cpu", *, framework: str = "pt", keys:
 
     With ``arena``, which is the default where bytes are read, all tensors of the call that go to
     one device lie in one allocation, which is freed when the last of them goes; ``arena=False``
-    gives each its own, as have those that are converted.
+    gives each its own, as have those that the framework converts.
 
     ``transfer`` names a path (the default takes the best for each range), ``memory_limit`` is the
     most staging memory in bytes (128 MiB), ``progress`` shows a bar. ``cache`` says what is left in

@@ -200,7 +200,7 @@ def fits(choice: Choice, target: Dlpack) -> bool:
     """Can a tensor of the framework look at these bytes where they are?"""
     if not target.has_bytes:
         return True
-    if not is_one_stretch(choice):
+    if choice.dtype != choice.tensor.dtype or not is_one_stretch(choice):
         return False
     alignment = target.alignment(choice.tensor.dtype)
     return alignment == 1 or span(choice)[0] % alignment == 0
@@ -219,6 +219,8 @@ def open_mapped(path) -> Opened:
     before = _named(path)
     for _ in range(_TRIES):
         model, maps = open_model(path), Maps()
+        if model.coded():
+            return Opened(model, None, "the file is packed, and has to be decoded")
         try:
             found = {name: maps.add(name, size) for name, _, size, *_ in model.files()}
         except OSError as error:

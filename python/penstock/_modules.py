@@ -106,12 +106,13 @@ def tensors_of(model: torch.nn.Module, discard_names: Iterable[str] | None = Non
 
 
 def save_module(model: torch.nn.Module, filename: str | os.PathLike,
-                metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None:
+                metadata: dict[str, str] | None = None, force_contiguous: bool = True, *,
+                coded: bool = False) -> None:
     """Save a module's state as one safetensors file: ``safetensors.torch.save_model``.
 
     Of tensors that share memory one is saved; ``metadata`` of the file get an entry for each of
     the others, with the name of that one. ``force_contiguous=False`` refuses tensors that are not
-    contiguous instead of saving a contiguous copy of them.
+    contiguous instead of saving a contiguous copy of them. ``coded`` is that of ``save_file``.
     """
     from ._save import save_file
 
@@ -124,26 +125,27 @@ def save_module(model: torch.nn.Module, filename: str | os.PathLike,
             raise refuse("save", name, "it is not contiguous", "Call .contiguous() on it, or use "
                          "save_model(..., force_contiguous=True), which saves such a copy")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, filename,
-              metadata=metadata)
+              metadata=metadata, coded=coded)
 
 
 @overload
 def save_model(model: torch.nn.Module, filename: str | os.PathLike,
-               metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None: ...
+               metadata: dict[str, str] | None = None, force_contiguous: bool = True, *,
+               coded: bool = False) -> None: ...
 
 
 @overload
 def save_model(model: Mapping[str, Any], filename: str | os.PathLike,
                metadata: Mapping[str, str] | None = None, *, align: int = 0,
                transfer: str | int = "auto", memory_limit: int | None = None,
-               progress: bool = False) -> None: ...
+               progress: bool = False, coded: bool = False) -> None: ...
 
 
 @overload
 def save_model(model: Mapping[str, Any] | torch.nn.Module, folder: str | os.PathLike,
                max_shard_size: int | str = "5GB", metadata: Mapping[str, str] | None = None, *,
                align: int = 4096, transfer: str | int = "auto", memory_limit: int | None = None,
-               progress: bool = False) -> None: ...
+               progress: bool = False, coded: bool = False) -> None: ...
 
 
 def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
@@ -156,7 +158,8 @@ def save_model(model: Any, *args: Any, **kwargs: Any) -> None:
     memory one is saved, and the metadata say for which names it stands. Files of a folder are cut
     and named as the Hugging Face libraries do it, and their headers are padded (``align``). The
     folder is made if it is not there. All files are durable before one of them gets its name, the
-    index comes last, and then what is left of an older model goes.
+    index comes last, and then what is left of an older model goes. With ``coded=True`` the files
+    are coded without loss, in two thirds of their bytes, as ``save_file`` does it.
     """
     from ._save import save_file, save_folder
 

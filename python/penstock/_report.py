@@ -15,9 +15,11 @@ class Path(NamedTuple):
 
 
 _SUMS = ("bytes", "storage_bytes", "cpu_seconds", "requests", "retries", "warming_bytes",
-         "digested_bytes", "unverified_bytes", "made_bytes")
+         "digested_bytes", "unverified_bytes", "made_bytes", "delivered_bytes", "coded_bytes",
+         "decode_seconds", "core_decoded_bytes")
 _LARGEST = ("pinned_bytes", "lanes", "request_size", "depth", "latency_us_p50", "latency_us_p95",
-            "latency_us_p99", "latency_us_max", "gathered_seconds", "stored_seconds")
+            "latency_us_p99", "latency_us_max", "gathered_seconds", "stored_seconds",
+            "device_staging_bytes")
 
 #: The way of tensors that look into a mapped file, and why it was taken.
 MAPPED = "mapped-file"
@@ -38,7 +40,11 @@ class Report:
     could not be had; both are lists of Path(path, bytes, reason). ``warming_bytes`` are being
     brought into the page cache; ``cache_reason`` says what becomes of bytes that were read around
     it, and why. Where digests are looked at, ``digested_bytes`` have one and, on a load, match it;
-    ``unverified_bytes`` moved without.
+    ``unverified_bytes`` moved without. ``delivered_bytes`` is what ``bytes`` are in memory: more or
+    fewer where tensors were decoded or given another dtype on their way. ``coded_bytes`` are those
+    of ``bytes`` that were decoded, ``core_decoded_bytes`` of these by threads, which took
+    ``decode_seconds`` for it, all together. The others a GPU decoded in the place of copies, for
+    which it needs no memory to stage in: ``device_staging_bytes`` is 0.
 
     Of a save that lets its memory change before the end, ``gathering`` is "ahead" where all of it
     found room in staging memory, and "streamed" where some had to wait for the store; of any other
@@ -73,6 +79,11 @@ class Report:
     gathered_seconds: float
     stored_seconds: float
     made_bytes: int
+    delivered_bytes: int
+    coded_bytes: int
+    decode_seconds: float
+    device_staging_bytes: int
+    core_decoded_bytes: int
 
     def __init__(self, fields: dict):
         """From the dict that the engine gives."""
@@ -93,6 +104,15 @@ class Report:
         lines = [f"{self.bytes / 1e9:.3f} GB in {self.seconds:.3f} s{speed} "
                  f"to or from {self.device}; {self.cpu_seconds:.2f} s of CPU, "
                  f"{self.pinned_bytes / 2**20:.0f} MiB of staging memory"]
+        if self.coded_bytes:
+            cores = f"cores, {self.decode_seconds:.2f} s of them"
+            by = "the GPU"
+            if self.core_decoded_bytes == self.coded_bytes:
+                by = cores
+            elif self.core_decoded_bytes:
+                by = f"the GPU, {self.core_decoded_bytes / 1e9:.3f} GB of that by {cores}"
+            lines.append(f"  decoded: {self.coded_bytes / 1e9:.3f} GB of it, by {by}; "
+                         f"{self.delivered_bytes / 1e9:.3f} GB were delivered")
         if self.unverified_bytes:
             lines.append(f"  unverified: {self.unverified_bytes / 1e9:.3f} GB")
         lines += [f"  {p.path}: {p.bytes / 1e9:.3f} GB ({p.reason})" for p in self.paths]
@@ -132,8 +152,9 @@ def merge(reports: list[dict], seconds: float, device: str) -> dict:
 def _one_path(count: int, seconds: float, path: str, reason: str) -> dict:
     """A report about bytes that the engine did not move."""
     fields = dict.fromkeys(_SUMS + _LARGEST, 0)
-    fields.update(bytes=count, seconds=seconds, setup_seconds=0.0, gb_per_s=0.0, device="host",
-                  paths=[(path, count, reason)], refused=[], cache_reason="", gathering="")
+    fields.update(bytes=count, delivered_bytes=count, seconds=seconds, setup_seconds=0.0,
+                  gb_per_s=0.0, device="host", paths=[(path, count, reason)], refused=[],
+                  cache_reason="", gathering="")
     return fields
 
 

@@ -200,7 +200,7 @@ def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
 
 def _write(pieces: list[_Piece], path: str | os.PathLike, metadata: Mapping[str, str] | None,
            align: int, shard_size: int, transfer: str | int, memory_limit: int | None,
-           progress: bool) -> None:
+           progress: bool, coded: bool) -> None:
     """One save, from the looks at its tensors to the report."""
     kind, limit, _ = options(transfer, memory_limit)
     # Work that is queued on the caller's streams belongs to what is saved.
@@ -209,7 +209,7 @@ def _write(pieces: list[_Piece], path: str | os.PathLike, metadata: Mapping[str,
         file_name(path), [piece.described() for piece in pieces], _pairs(metadata), align,
         shard_size,
         [(open_device(device), stream) for device, stream in streams.items()],
-        pieces, kind, limit)
+        pieces, kind, limit, coded=coded)
     report = wait_or_stop(save, os.path.basename(os.fsdecode(path)), progress)
     report["device"] = "+".join(sorted({piece.device for piece in pieces})) or "host"
     _report.keep(report)
@@ -228,7 +228,7 @@ def save_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = 
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
               metadata: Mapping[str, str] | None = None, *, align: int = 0,
               transfer: str | int = "auto", memory_limit: int | None = None,
-              progress: bool = False) -> None:
+              progress: bool = False, coded: bool = False) -> None:
     """Save tensors as a safetensors file: a drop-in for ``safetensors.torch.save_file``.
 
     The file holds the same bytes that safetensors would write. It appears under its name only when
@@ -237,8 +237,12 @@ def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike,
     JAX, CuPy and Penstock of any class and layout, of which the plain numbers are saved. With
     ``align=4096`` the header is filled up with spaces so that the first tensor begins at a multiple
     of that, as disks like it; every reader of safetensors takes such files.
+
+    With ``coded=True`` the file is coded without loss, in two thirds of its bytes where its numbers
+    are those of a trained model: what ``penstock pack`` makes of the file. Penstock loads it like
+    any other; readers that do not know the coding find tensors of bytes.
     """
-    _write(_pieces(tensors), filename, metadata, align, 0, transfer, memory_limit, progress)
+    _write(_pieces(tensors), filename, metadata, align, 0, transfer, memory_limit, progress, coded)
 
 
 # -------------------------------------------------------------------------------------- models --
@@ -260,13 +264,14 @@ def _size(size: int | str) -> int:
 def save_folder(model: Any, folder: str | os.PathLike, max_shard_size: int | str = "5GB",
                metadata: Mapping[str, str] | None = None, *, align: int = 4096,
                transfer: str | int = "auto", memory_limit: int | None = None,
-               progress: bool = False) -> None:
+               progress: bool = False, coded: bool = False) -> None:
     """Save a model into a folder, in files of at most ``max_shard_size`` and an index.
 
     ``model`` is a dict of tensors as for ``save_file``, or a torch module, whose tied tensors are
     saved once. Files are cut and named as the Hugging Face libraries do it, and their headers are
     padded (``align``). The folder is made if it is not there. All files are durable before one
     of them gets its name, the index comes last, and then what is left of an older model goes.
+    With ``coded=True`` the files are coded, as ``save_file`` does it.
     """
     size = _size(max_shard_size)
     dropped: dict[str, str] = {}
@@ -283,7 +288,7 @@ def save_folder(model: Any, folder: str | os.PathLike, max_shard_size: int | str
     if made:
         os.makedirs(folder)
     try:
-        _write(pieces, folder, metadata, align, size, transfer, memory_limit, progress)
+        _write(pieces, folder, metadata, align, size, transfer, memory_limit, progress, coded)
     except BaseException:
         if made:
             with suppress(OSError):

@@ -36,6 +36,7 @@ struct chooser {
 	enum pen_mode direction;
 	struct pen_device *device;
 	const struct pen_options *options;
+	const struct coding *const *codings;	/* of the extents; or NULL */
 	struct schedule *schedule;
 	unsigned int cores;
 	struct pen_error *err;
@@ -181,6 +182,18 @@ static bool only_gpus(const struct schedule *schedule)
 	return !bytes;
 }
 
+/* Is it known that a GPU starts no kernels? Before the first is wanted it is not; then a lane finds
+ * out and steps down. */
+static bool lacks_kernels(const struct schedule *schedule)
+{
+	const struct plan *plan = schedule->plan;
+	bool lacks = false;
+
+	for (unsigned int i = 0; i < plan->device_count; i++)
+		lacks |= plan->device_bytes[i] && atomic_load(&plan->devices[i]->no_kernels);
+	return lacks;
+}
+
 static void choose_through(struct chooser *chooser)
 {
 	struct schedule *schedule = chooser->schedule;
@@ -205,6 +218,10 @@ static void choose_through(struct chooser *chooser)
 		add_cached(chooser, why);
 	} else if (chooser->options->digest_count) {
 		refuse(schedule, PATH_MAPPED, "no core would see the bytes to digest them");
+		add_cached(chooser, why);
+	} else if (schedule->plan->formed_bytes && lacks_kernels(schedule)) {
+		refuse(schedule, PATH_MAPPED,
+		       "the GPU starts no kernels, and no core may look into a mapping");
 		add_cached(chooser, why);
 	} else {
 		add_path(chooser, PATH_MAPPED,
@@ -339,7 +356,7 @@ static int choose_cufile(struct chooser *chooser)
 				 "is waited for" : "")
 			->transfer = type;
 	if (schedule->work[THROUGH].count)
-		add_cached(chooser, "not in the memory of a GPU");
+		add_cached(chooser, "not in the memory of a GPU, or not as it is stored");
 	return 0;
 }
 
@@ -444,7 +461,17 @@ static int choose_unit(struct chooser *chooser, const struct pen_extent *extents
 		unit = most;
 	if (chunk > unit && !capped && chunk <= most)
 		unit = chunk;
+	/* Whatever was asked for: a coded chunk is read whole. */
+	if (chooser->codings && unit < PLAN_UNIT_CODED)
+		unit = PLAN_UNIT_CODED;
 	chooser->schedule->unit = unit;
+	if (unit > most) {
+		error_set(chooser->err, -EINVAL, "keep within", "the memory limit", -1,
+			  "a chunk of a coded tensor does not fit");
+		error_hint(chooser->err, "Raise the memory limit to %llu KiB at least",
+			   (unsigned long long)(2 * PLAN_UNIT_CODED >> 10));
+		return -EINVAL;
+	}
 	if (chunk <= unit)
 		return 0;
 	error_set(chooser->err, -EINVAL, "digest", "the chunks", -1,
@@ -466,6 +493,7 @@ static int make_plan(struct chooser *chooser, const struct pen_extent *extents, 
 		.straight = straight,
 		/* A write has no holes to go through. */
 		.gap = chooser->direction == PEN_READ ? survey_gap(options, extents, count) : 0,
+		.codings = chooser->codings,
 	};
 	int rc = choose_unit(chooser, extents, count);
 
@@ -494,6 +522,10 @@ static bool gds_to_be_had(struct chooser *chooser, const struct pen_extent *exte
 	for (size_t i = 0; i < count; i++) {
 		struct pen_object *object = extents[i].object;
 
+		if (extents[i].form || (chooser->codings && chooser->codings[i])) {
+			refuse(schedule, PATH_GDS, "bytes are changed on their way out of staging");
+			return false;
+		}
 		if (!object || (i && object == extents[i - 1].object))
 			continue;
 		if (object->ops->transport != TRANSPORT_FILE || object_need_name(object, NULL))
@@ -574,14 +606,16 @@ static int fill(struct chooser *chooser, const struct pen_extent *extents, size_
 }
 
 int schedule_new(enum pen_mode direction, struct pen_device *device,
-		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
-		 struct schedule **schedule, struct pen_error *err)
+		 const struct pen_extent *extents, const struct coding *const *codings,
+		 size_t count, const struct pen_options *options, struct schedule **schedule,
+		 struct pen_error *err)
 {
 	struct pen_options own = *options;
 	struct chooser chooser = {
 		.direction = direction,
 		.device = device,
 		.options = &own,
+		.codings = codings,
 		.cores = topology_cores(),
 		.err = err,
 	};

@@ -89,7 +89,7 @@ int pen_explain(struct pen_object *object, struct pen_device *device,
 	if (object->info.size == UINT64_MAX)
 		return error_set(err, -EINVAL, "explain", object->name, -1, "it has no end");
 	whole.length = object->info.size;
-	rc = schedule_new(PEN_READ, device, &whole, 1, &full, &schedule, err);
+	rc = schedule_new(PEN_READ, device, &whole, NULL, 1, &full, &schedule, err);
 	if (rc)
 		return rc;
 	answer = os_calloc(1, sizeof(*answer));

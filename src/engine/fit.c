@@ -4,7 +4,8 @@
  * may be, and how the staging memory is cut into pieces; see schedule.h.
  *
  * The mapped path pins page cache; its share comes off first. The rest is cut into pieces such that
- * each lane that stages has at least one: fewer lanes rather than more memory.
+ * each lane that stages has at least one, and what it needs should kernels fail it: fewer lanes
+ * rather than more memory.
  */
 #include <errno.h>
 #include "base/error.h"
@@ -22,6 +23,11 @@
 static bool stages(const struct path *path)
 {
 	return !path->kind->queue->lends && !path->kind->queue->on_device;
+}
+
+size_t schedule_part(const struct schedule *schedule)
+{
+	return schedule->gpu && schedule->plan->formed_bytes ? (size_t)(schedule->unit / 2) : 0;
 }
 
 /* Most bytes of page cache a mapped path pins: two requests a lane. */
@@ -96,7 +102,9 @@ static void fit_sizes(struct schedule *schedule, const struct pen_options *optio
 		struct path *path = &schedule->paths[i];
 
 		if (options->request_size)
-			path->size = (uint32_t)options->request_size;
+			path->size = (uint32_t)(options->request_size > schedule->unit
+							? options->request_size
+							: schedule->unit);
 		if (most && (!path->size || path->size > most))
 			path->size = most;
 	}
@@ -107,7 +115,8 @@ static void fit_memory(struct schedule *schedule, const struct pen_options *opti
 	uint64_t limit = options->memory_limit;
 	uint64_t share = schedule->path_count > 1 ? limit / 2 : limit;
 	size_t piece = options->request_size > PIECE_SIZE ? options->request_size : PIECE_SIZE;
-	unsigned int staging = 0, most;
+	size_t part = schedule_part(schedule);
+	unsigned int staging = 0, fitting, most;
 
 	if (schedule->unit > piece)
 		piece = schedule->unit;
@@ -125,20 +134,24 @@ static void fit_memory(struct schedule *schedule, const struct pen_options *opti
 			path->lanes--;
 		limit -= mapped_most(path) < limit ? mapped_most(path) : limit;
 		/* A lane that steps down gives this share back to the staging, in pieces. */
-		while (piece > 2 * path->size)
+		while (piece > 2 * path->size - part)
 			piece /= 2;
 	}
-	while (piece > schedule->unit && piece > options->request_size && staging * piece > limit)
+	while (piece > schedule->unit && piece > options->request_size &&
+	       staging * (piece + part) > limit)
 		piece /= 2;
+	fitting = at_most(staging, (unsigned int)(limit / (piece + part)));
+	limit -= fitting * part;
 	most = (unsigned int)(limit / piece);
 	for (unsigned int i = 0; i < schedule->path_count; i++) {
 		struct path *path = &schedule->paths[i];
 
 		if (!stages(path))
 			continue;
-		if (staging > most)
-			path->lanes = path->lanes * most / staging ? path->lanes * most / staging
-								   : 1;
+		if (staging > fitting)
+			path->lanes = path->lanes * fitting / staging
+					      ? path->lanes * fitting / staging
+					      : 1;
 		if (!path->size || path->size > piece)
 			path->size = (uint32_t)(options->request_size ||
 						piece < PIECE_SIZE ? piece : PIECE_SIZE);

@@ -14,6 +14,7 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include "engine/plan.h"
 
 struct groups {

@@ -60,18 +60,20 @@ int job_allocate(struct pen_job *job, unsigned int device, struct pen_error *err
 	return rc;
 }
 
-int job_stream_join(struct pen_job *job, unsigned int device, struct pen_error *err)
+int job_stream_join(struct pen_job *job, unsigned int device, unsigned int stream,
+		    struct pen_error *err)
 {
-	struct job_device *own = &job->devices[device];
+	struct pen_device *of = job->devices[device].device;
+	struct job_stream *own = &job->devices[device].streams[stream];
 	int rc = 0;
 
 	pthread_mutex_lock(&job->lock);
 	if (!own->users) {
-		rc = device_stream_open(own->device, &own->stream, err);
+		rc = device_stream_open(of, &own->stream, err);
 		for (size_t i = 0; i < job->after_count && !rc; i++) {
-			rc = device_wait(own->device, &own->stream, &job->after[i].fence, err);
+			rc = device_wait(of, &own->stream, &job->after[i].fence, err);
 			if (rc)
-				device_stream_close(own->device, &own->stream);
+				device_stream_close(of, &own->stream);
 		}
 	}
 	own->users += !rc;
@@ -79,9 +81,9 @@ int job_stream_join(struct pen_job *job, unsigned int device, struct pen_error *
 	return rc;
 }
 
-void job_stream_leave(struct pen_job *job, unsigned int device)
+void job_stream_leave(struct pen_job *job, unsigned int device, unsigned int stream)
 {
-	struct job_device *own = &job->devices[device];
+	struct job_stream *own = &job->devices[device].streams[stream];
 	struct device_stream unused;
 	bool last;
 
@@ -91,7 +93,7 @@ void job_stream_leave(struct pen_job *job, unsigned int device)
 	pthread_mutex_unlock(&job->lock);
 	/* Not under the lock: it waits for what the stream waits for, which may be the caller's. */
 	if (last)
-		device_stream_close(own->device, &unused);
+		device_stream_close(job->devices[device].device, &unused);
 }
 
 void job_lane_ended(struct pen_job *job)
@@ -125,6 +127,8 @@ static void job_free(struct pen_job *job)
 	pthread_cond_destroy(&job->news);
 	pthread_mutex_destroy(&job->lock);
 	free(job->inject);
+	if (job->coded.free)
+		job->coded.free(job->coded.context);
 	free(job);
 }
 
@@ -357,9 +361,8 @@ static int follow_streams(struct pen_job *job, struct pen_error *err)
 	return rc;
 }
 
-/* A stream is some GPU's; whose, has to be said. */
-static int check_streams(struct pen_device *device, const struct pen_options *options,
-			 struct pen_error *err)
+int job_streams_check(struct pen_device *device, const struct pen_options *options,
+		      struct pen_error *err)
 {
 	bool wrong = options->stream && device->is_host;
 
@@ -376,9 +379,9 @@ static int check_streams(struct pen_device *device, const struct pen_options *op
 	return -EINVAL;
 }
 
-int pen_job_start(enum pen_mode direction, struct pen_device *device,
-		  const struct pen_extent *extents, size_t count,
-		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
+static int start(enum pen_mode direction, struct pen_device *device,
+		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
+		 const struct job_coded *coded, struct pen_job **job, struct pen_error *err)
 {
 	struct pen_options full;
 	struct schedule *schedule;
@@ -394,7 +397,7 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		return error_set(err, -EINVAL, "start", "a transfer", -1, "it has no device");
 	rc = schedule_options(options, &full, err);
 	if (!rc)
-		rc = check_streams(device, &full, err);
+		rc = job_streams_check(device, &full, err);
 	if (rc)
 		return rc;
 	if (full.allocate)
@@ -404,7 +407,8 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 				 "only a read can allocate its memory; a write needs bytes in it");
 	rc = check_allocation(device, full.allocate, err);
 	if (!rc)
-		rc = schedule_new(direction, device, extents, count, &full, &schedule, err);
+		rc = schedule_new(direction, device, extents, coded ? coded->codings : NULL, count,
+				  &full, &schedule, err);
 	if (rc)
 		return rc;
 	rc = job_new(direction, device, schedule, &full, job);
@@ -420,8 +424,24 @@ int pen_job_start(enum pen_mode direction, struct pen_device *device,
 		*job = NULL;
 		return rc;
 	}
+	if (coded)
+		(*job)->coded = *coded;
 	job_start(*job);
 	return 0;
+}
+
+int pen_job_start(enum pen_mode direction, struct pen_device *device,
+		  const struct pen_extent *extents, size_t count,
+		  const struct pen_options *options, struct pen_job **job, struct pen_error *err)
+{
+	return start(direction, device, extents, count, options, NULL, job, err);
+}
+
+int job_start_coded(struct pen_device *device, const struct pen_extent *extents, size_t count,
+		    const struct pen_options *options, const struct job_coded *coded,
+		    struct pen_job **job, struct pen_error *err)
+{
+	return start(PEN_READ, device, extents, count, options, coded, job, err);
 }
 
 void pen_job_poll(struct pen_job *job, struct pen_progress *progress)

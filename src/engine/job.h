@@ -33,17 +33,30 @@ struct tally {
 	_Atomic uint64_t bytes;
 };
 
-/* A device that the job's bytes are on; its copies go over one link, so lanes share one stream. */
+/* Copies go over one link, so lanes share one stream. Kernels begin and end slowly; those of
+ * several streams fill each other's gaps. */
+#define JOB_STREAMS 8u
+
+/* A device that the job's bytes are on. */
 struct job_device {
 	struct pen_device *device;
-	struct device_stream stream;	/* open while it has users */
-	unsigned int users;		/* lanes; guarded by the job's lock */
+	struct job_stream {
+		struct device_stream stream;	/* open while it has users */
+		unsigned int users;		/* lanes; guarded by the job's lock */
+	} streams[JOB_STREAMS];
 };
 
 /* Behind what a stream of the caller's held at the start. */
 struct job_after {
 	struct pen_device *device;
 	struct device_fence fence;
+};
+
+/* How the bytes of a read are coded: for each extent, or NULL. */
+struct job_coded {
+	const struct coding *const *codings;
+	void (*free)(void *context);	/* of them; when the job has ended */
+	void *context;
 };
 
 struct pen_job {
@@ -81,6 +94,7 @@ struct pen_job {
 	atomic_int eventfd;		/* told of the same; -1: nobody has asked for it */
 	struct groups arrived;		/* in memory, or with the store */
 	struct groups gathered;		/* of a write: taken from memory */
+	struct job_coded coded;		/* all NULL: nothing is */
 	atomic_bool streamed;		/* some of it had to wait for the store */
 	uint64_t warming_bytes;		/* of the report, as is what follows; set at the end */
 	char cache_reason[PEN_REASON_MAX];
@@ -93,16 +107,27 @@ struct pen_job {
 	unsigned int lane_count;
 };
 
+/* pen_job_start() of a read of coded bytes. After an error `coded` is the caller's still. */
+int job_start_coded(struct pen_device *device, const struct pen_extent *extents, size_t count,
+		    const struct pen_options *options, const struct job_coded *coded,
+		    struct pen_job **job, struct pen_error *err);
+
+/* The streams that options name: each is some GPU's, and whose, has to be said. `device` is the
+ * job's. */
+int job_streams_check(struct pen_device *device, const struct pen_options *options,
+		      struct pen_error *err);
+
 /* True while lanes may take new work. */
 bool job_running(struct pen_job *job);
 
 /* The first error wins; the job starts to drain. */
 void job_fail(struct pen_job *job, const struct pen_error *err);
 
-/* A lane begins, and ends, to use the job's stream on a device. Lane's thread, with the device
- * entered. */
-int job_stream_join(struct pen_job *job, unsigned int device, struct pen_error *err);
-void job_stream_leave(struct pen_job *job, unsigned int device);
+/* A lane begins, and ends, to use one of the job's streams on a device. Lane's thread, with the
+ * device entered. */
+int job_stream_join(struct pen_job *job, unsigned int device, unsigned int stream,
+		    struct pen_error *err);
+void job_stream_leave(struct pen_job *job, unsigned int device, unsigned int stream);
 
 /* Allocate the memory that the caller left to the job, once, if it is this device's, which must be
  * ready. */

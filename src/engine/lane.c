@@ -41,6 +41,7 @@ int lane_init(struct lane *lane, struct pen_job *job, const struct path *path, u
 	lane->planned = path;
 	lane->index = index;
 	lane->peers = path->lanes;
+	lane->stream = schedule->plan->formed_bytes ? index % JOB_STREAMS : 0;
 	lane->entered = -1;
 	lane->transits = os_calloc(schedule->slots, sizeof(lane->transits[0]));
 	lane->held = os_calloc(2 * (size_t)schedule->slots, sizeof(lane->held[0]));
@@ -58,8 +59,11 @@ void lane_fini(struct lane *lane)
 	while ((piece = staging_remove(&lane->staging)) != NULL)
 		piece_put(&lane->job->budget, piece);
 	staging_fini(&lane->staging);
+	if (lane->part)
+		budget_count(&lane->job->budget, -(int64_t)schedule_part(lane->job->schedule));
 	free(lane->transits);
 	free(lane->held);
+	free(lane->part);
 	free(lane->fences);
 }
 
@@ -121,8 +125,9 @@ static bool next_path(struct lane *lane, const struct pen_error *why)
 		return false;
 	if (kind->queue->lends) {
 		/* What it may no longer pin of the page cache it may take as staging memory. */
-		atomic_fetch_add(&job->budget.left,
-				 (int)(2 * lane->path.size / job->schedule->piece_size));
+		size_t share = 2 * (size_t)lane->path.size - schedule_part(job->schedule);
+
+		atomic_fetch_add(&job->budget.left, (int)(share / job->schedule->piece_size));
 		atomic_fetch_add(&job->budget.kept, 1);
 	}
 	/* For lanes of GDS a piece was kept. */
@@ -173,6 +178,11 @@ int lane_add_piece(struct lane *lane, enum piece_need need)
 
 /* ------------------------------------------------------------------------------ devices -- */
 
+struct device_stream *lane_stream(struct lane *lane, unsigned int device)
+{
+	return &lane->job->devices[device].streams[lane->stream].stream;
+}
+
 int lane_enter(struct lane *lane, unsigned int device, struct pen_error *err)
 {
 	int rc;
@@ -212,8 +222,8 @@ static void close_device(struct lane *lane, unsigned int index)
 
 	lane_enter(lane, index, NULL);
 	if (lane->staging.used)
-		device_stream_drain(device->device, &device->stream);
-	job_stream_leave(lane->job, index);
+		device_stream_drain(device->device, lane_stream(lane, index));
+	job_stream_leave(lane->job, index, lane->stream);
 	for (unsigned int i = 0; i < LANE_COPIES; i++)
 		device_fence_close(device->device, &lane->fences[i][index]);
 	lane->devices_up &= ~(1u << index);
@@ -232,7 +242,7 @@ static int open_device(struct lane *lane, unsigned int index, struct pen_error *
 	int rc = lane_enter(lane, index, err);
 
 	if (!rc)
-		rc = job_stream_join(lane->job, index, err);
+		rc = job_stream_join(lane->job, index, lane->stream, err);
 	if (rc)
 		return rc;
 	lane->devices_up |= 1u << index;

@@ -9,6 +9,7 @@
  *   take.c      which requests it carries next, and how many
  *   transit.c   what happens to one of them
  *   copies.c    between its buffer and memory
+ *   forms.c     the same for bytes that are decoded, or that a GPU shall have in another form
  *   look.c      digesting bytes as they pass
  *
  * The life of a request on its way, with the function that walks each edge:
@@ -22,6 +23,8 @@
  *           QUEUED --failed, fell_short--> WAITING --advance, when its time has come--> QUEUED
  *           QUEUED --failed, the path is barred--> SENDABLE with what a write gathered, by the next
  *           path; anything else FREE, its range held for that
+ *           COPYING --copy_barred, no kernel reads what is lent--> FREE, its range held for the
+ *           next path
  *           any --drain, when the job has failed or was cancelled--> FREE
  *
  * Copies of the host alone pass COPYING in one step; one that failed stays there, as its job fails.
@@ -55,6 +58,8 @@
 #define LANE_DEPTH 64u
 #define LANE_COPIES 64u
 
+struct job_device;
+
 /* Neighbours in the plan. */
 struct range {
 	uint32_t first, count;
@@ -69,7 +74,10 @@ struct transit {
 	uint64_t offset, end;		/* in the object: what the requests ask for */
 	uint64_t start;			/* where I/O begins: a direct read is widened to blocks */
 	uint64_t sent;			/* bytes from `start` on that the store is done with */
-	uint64_t bytes;			/* that the user gets */
+	uint64_t bytes;			/* of the object, that the user gets */
+	uint64_t delivered;		/* and what they are in memory */
+	uint64_t coded;			/* of its bytes, those that are decoded */
+	uint32_t decoded;		/* COPYING: chunks that GPUs were told to decode */
 	uint64_t edge_bytes;		/* of a direct write, those that went through the cache */
 	unsigned char *buffer;		/* where `start` lies */
 	bool straight;			/* the buffer is the user's memory */
@@ -95,6 +103,7 @@ struct lane {
 	struct pen_job *job;
 	const struct path *planned;
 	unsigned int index, peers;	/* among the lanes of the same path */
+	unsigned int stream;		/* of each device, that it queues on */
 	pthread_t thread;
 	bool started;
 
@@ -112,6 +121,7 @@ struct lane {
 	uint32_t devices_up;		/* a bit for each of the plan's */
 	int entered;			/* the device that is current for this thread; -1: none */
 	unsigned int pinned_pieces;
+	void *part;			/* where forms.c converts, if it ever has to; or NULL */
 	unsigned int sendable, waiting;	/* transits in these states */
 	unsigned int copying;		/* and those that are COPYABLE or COPYING */
 	struct range *held;		/* taken from the list, waiting for room or another path */
@@ -122,7 +132,9 @@ struct lane {
 	struct tally *tally, *edge_tally;
 	struct hist latency;
 	uint64_t requests, retries, storage_bytes, cpu_ns;
-	uint64_t digested_bytes, unverified_bytes;
+	uint64_t digested_bytes, unverified_bytes, delivered_bytes;
+	uint64_t coded_bytes;		/* decoded, by whomever ... */
+	uint64_t core_decoded_bytes, decode_ns;	/* ... by the lane, and how long it took for it */
 	_Atomic uint64_t bytes;		/* read by pen_job_poll */
 };
 
@@ -139,6 +151,8 @@ void lane_fail(struct lane *lane, const struct pen_error *err);
 int lane_add_piece(struct lane *lane, enum piece_need need);
 /* True once all of these devices can take copies from staging memory. */
 bool lane_devices_usable(struct lane *lane, uint32_t devices);
+/* The stream that it queues on. */
+struct device_stream *lane_stream(struct lane *lane, unsigned int device);
 /* Make a device current. */
 int lane_enter(struct lane *lane, unsigned int device, struct pen_error *err);
 
@@ -176,6 +190,17 @@ uint64_t transit_next_due(const struct lane *lane);
 
 /* Queue the copies of a transit, and a fence behind them on each GPU. */
 int copies_queue(struct lane *lane, struct transit *transit, struct pen_error *err);
+/* The fences have passed: was everything decoded to what it was? */
+int copies_check(struct lane *lane, const struct transit *transit, struct pen_error *err);
+
+/* ---- forms.c ---- */
+
+/* Queue one copy of a transit to a GPU, with a form. */
+int forms_queue(struct lane *lane, const struct transit *transit, unsigned int device,
+		const struct device_copy *copy, struct pen_error *err);
+/* Decode a part of what is in the buffer to any device. */
+int forms_decode(struct lane *lane, struct transit *transit, unsigned int device,
+		 const struct coding_part *part, struct pen_error *err);
 
 /* ---- look.c ---- */
 

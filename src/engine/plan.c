@@ -18,7 +18,8 @@ struct flat {
 	uint64_t offset, length;
 	uint64_t memory;	/* in the place, or the byte to fill with */
 	uint64_t group;
-	uint32_t object, place;
+	uint32_t object, place, form;
+	const struct coding *coding;
 	bool on_gpu;
 };
 
@@ -33,6 +34,7 @@ struct object_table {
 
 struct maker {
 	const struct plan_wishes *wishes;
+	const struct pen_extent *extents;
 	struct plan *plan;
 	struct flat *flats;
 	size_t flat_count;
@@ -68,6 +70,28 @@ static uint64_t rows_of(const struct pen_extent *extent)
 	return extent->rows > 1 ? extent->rows : 1;
 }
 
+static const struct coding *coding_of(const struct maker *maker, const struct pen_extent *extent)
+{
+	return maker->wishes->codings ? maker->wishes->codings[extent - maker->extents] : NULL;
+}
+
+/* Bytes that a row takes in memory, from its first to its last. */
+static uint64_t memory_length(const struct maker *maker, const struct pen_extent *extent)
+{
+	const struct coding *coding = coding_of(maker, extent);
+
+	return coding ? coding_span(coding) : form_bytes(form_of(extent->form), extent->length);
+}
+
+/* Bytes that an extent brings to memory, or takes from there. */
+static uint64_t memory_bytes(const struct maker *maker, const struct pen_extent *extent)
+{
+	const struct coding *coding = coding_of(maker, extent);
+
+	return coding ? coding->rows * coding->length * coding_value_size(coding)
+		      : rows_of(extent) * memory_length(maker, extent);
+}
+
 /* Last byte's end of a strided stretch; false on overflow. */
 static bool stretch_end(uint64_t start, uint64_t length, uint64_t rows, uint64_t pitch,
 			uint64_t *end)
@@ -100,6 +124,9 @@ static int check_fields(struct maker *maker, const char *operation,
 		if (extent->reserved[i])
 			return error_set(maker->err, -EINVAL, operation, name, offset,
 					 "extent %zu has reserved fields that are not zero", index);
+	if (extent->form && !form_of(extent->form))
+		return error_set(maker->err, -EINVAL, operation, name, offset,
+				 "extent %zu has a form that is not known", index);
 	if (extent->flags & ~PEN_FILL)
 		return error_set(maker->err, -EINVAL, operation, name, offset,
 				 "extent %zu has flags that are not known", index);
@@ -112,6 +139,39 @@ static int check_fields(struct maker *maker, const char *operation,
 	return 0;
 }
 
+/* No number may be cut in two, by requests neither, which begin and end at round offsets. */
+static int check_form(struct maker *maker, const char *operation, const struct pen_extent *extent,
+		      size_t index)
+{
+	const struct coding *coding = coding_of(maker, extent);
+	const struct form *form = coding ? coding->form : form_of(extent->form);
+	bool rows = rows_of(extent) > 1;
+	uint64_t from, to;
+
+	if (!form)
+		return 0;
+	if (maker->wishes->write)
+		return error_set(maker->err, -EINVAL, operation, extent->object->name,
+				 (int64_t)extent->offset,
+				 "extent %zu changes its form: that is for reads", index);
+	from = extent->offset | extent->length | (rows ? extent->object_pitch : 0);
+	to = (uintptr_t)extent->memory | (rows ? extent->memory_pitch : 0);
+	/* Chunks hold whole numbers. */
+	if (coding) {
+		from = 0;
+		to |= coding->memory_pitch;
+	}
+	if (from % form->from_size || to % form->to_size) {
+		error_set(maker->err, -EINVAL, operation, extent->object->name,
+			  (int64_t)extent->offset,
+			  "extent %zu does not begin and end with whole numbers at multiples of "
+			  "their size", index);
+		error_hint(maker->err, "Load it as it is, and change its dtype afterwards");
+		return -EINVAL;
+	}
+	return 0;
+}
+
 /* Memory, and the object's end. */
 static int check_ends(struct maker *maker, const char *operation, const struct pen_extent *extent,
 		      size_t index)
@@ -120,8 +180,8 @@ static int check_ends(struct maker *maker, const char *operation, const struct p
 	uint64_t rows = rows_of(extent), end, memory_end;
 
 	if (!stretch_end(extent->offset, extent->length, rows, extent->object_pitch, &end) ||
-	    !stretch_end((uintptr_t)extent->memory, extent->length, rows, extent->memory_pitch,
-			 &memory_end))
+	    !stretch_end((uintptr_t)extent->memory, memory_length(maker, extent), rows,
+			 extent->memory_pitch, &memory_end))
 		return error_set(maker->err, -EOVERFLOW, operation, object->name, -1,
 				 "extent %zu is larger than any file or memory", index);
 	if (!extent->length)
@@ -165,7 +225,8 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 				 "it is committed already");
 	if (rows_of(extent) > 1 &&
 	    (extent->object_pitch < extent->length ||
-	     (extent->memory_pitch < extent->length && !(extent->flags & PEN_FILL))))
+	     (extent->memory_pitch < memory_length(maker, extent) &&
+	      !(extent->flags & PEN_FILL))))
 		return error_set(maker->err, -EINVAL, operation, object->name,
 				 (int64_t)extent->offset,
 				 "extent %zu has a pitch smaller than its rows", index);
@@ -175,7 +236,8 @@ static int check_extent(struct maker *maker, const struct pen_extent *extent, si
 				 "extent %zu is of group %llu of %llu", index,
 				 (unsigned long long)extent->group,
 				 (unsigned long long)maker->wishes->groups);
-	return check_ends(maker, operation, extent, index);
+	rc = check_form(maker, operation, extent, index);
+	return rc ? rc : check_ends(maker, operation, extent, index);
 }
 
 /* ------------------------------------------------------------- objects, devices, places -- */
@@ -268,7 +330,7 @@ static int find_place(struct maker *maker, const struct pen_extent *extent, stru
 {
 	struct plan *plan = maker->plan;
 	uintptr_t address = (uintptr_t)extent->memory;
-	uint64_t bytes = rows_of(extent) * extent->length;
+	uint64_t bytes = memory_bytes(maker, extent);
 	uint32_t device;
 	int rc;
 
@@ -326,7 +388,9 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 		rc = add_place(maker, 0, first, &first);
 	for (size_t i = 0; i < count && !rc; i++) {
 		const struct pen_extent *extent = &extents[i];
-		struct flat flat = { .length = extent->length, .group = extent->group };
+		struct flat flat = { .length = extent->length, .group = extent->group,
+				     .form = (uint32_t)extent->form,
+				     .coding = coding_of(maker, extent) };
 
 		if (!extent->length)
 			continue;
@@ -341,6 +405,10 @@ static int flatten(struct maker *maker, const struct pen_extent *extents, size_t
 				flat.memory += extent->memory_pitch;
 		}
 		maker->plan->bytes += extent->length * rows_of(extent);
+		if (flat.form || flat.coding)
+			maker->plan->formed_bytes += extent->length * rows_of(extent);
+		if (flat.coding)
+			maker->plan->coded_bytes += extent->length;
 	}
 	return rc;
 }
@@ -381,9 +449,10 @@ static bool folds(struct plan_copy *last, const struct plan_copy *copy)
 	uint64_t at_pitch = rows > 1 ? last->at_pitch : copy->at - last->at;
 	uint64_t memory_pitch = rows > 1 ? last->memory_pitch : copy->offset - last->offset;
 
-	if (last->place != copy->place || last->place == PLACE_FILL ||
+	if (last->place != copy->place || last->place == PLACE_FILL || last->form != copy->form ||
+	    last->coding || copy->coding ||
 	    last->width != copy->width || at_pitch < copy->width || at_pitch > PITCH_MAX ||
-	    memory_pitch < copy->width || memory_pitch > PITCH_MAX ||
+	    memory_pitch < plan_memory_width(copy) || memory_pitch > PITCH_MAX ||
 	    copy->at != last->at + rows * at_pitch ||
 	    copy->offset != last->offset + rows * memory_pitch)
 		return false;
@@ -399,8 +468,9 @@ static int add_copy(struct maker *maker, struct plan_request *request, struct pl
 	struct plan *plan = maker->plan;
 	struct plan_copy *last = request->copy_count ? &plan->copies[plan->copy_count - 1] : NULL;
 
-	if (last && last->rows == 1 && last->at + last->width == copy.at &&
-	    goes_on(last->place, last->offset, last->width, copy.place, copy.offset)) {
+	if (last && last->rows == 1 && last->form == copy.form && !last->coding && !copy.coding &&
+	    last->at + last->width == copy.at &&
+	    goes_on(last->place, last->offset, plan_memory_width(last), copy.place, copy.offset)) {
 		last->width += copy.width;
 		return 0;
 	}
@@ -436,6 +506,29 @@ static int add_mark(struct maker *maker, struct plan_request *request, uint64_t 
 	return 0;
 }
 
+/* The copy of a flat's bytes from `begin` to `stop`, in a request that starts at `from`. */
+static struct plan_copy make_copy(const struct flat *flat, uint64_t from, uint64_t begin,
+				  uint64_t stop)
+{
+	struct plan_copy copy = {
+		.at = begin - from,
+		.offset = flat->memory,
+		.width = stop - begin,
+		.rows = 1,
+		.place = flat->place,
+		.form = flat->form,
+		.coding = flat->coding,
+	};
+
+	if (flat->coding) {
+		copy.chunk = coding_chunk_at(flat->coding, begin);
+		copy.chunks = coding_chunk_at(flat->coding, stop - 1) + 1 - copy.chunk;
+	} else if (flat->place != PLACE_FILL) {
+		copy.offset += form_bytes(form_of(flat->form), begin - flat->offset);
+	}
+	return copy;
+}
+
 /* Copies for each active flat's part of the request, which ends at `to`; those that end there are
  * active no longer. */
 static int add_copies(struct maker *maker, struct plan_request *request, uint64_t to,
@@ -454,14 +547,10 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 			maker->active[kept++] = maker->active[i];
 			stop = to;
 		}
-		rc = add_copy(maker, request, (struct plan_copy){
-			.at = begin - from,
-			.offset = flat->place == PLACE_FILL ? flat->memory
-							    : flat->memory + (begin - flat->offset),
-			.width = stop - begin,
-			.rows = 1,
-			.place = flat->place,
-		});
+		/* It begins behind where the request came to end. */
+		if (begin >= to)
+			continue;
+		rc = add_copy(maker, request, make_copy(flat, from, begin, stop));
 		if (!rc)
 			rc = add_mark(maker, request, flat->group, stop - begin);
 		if (rc)
@@ -471,21 +560,60 @@ static int add_copies(struct maker *maker, struct plan_request *request, uint64_
 	return 0;
 }
 
+/* Where a request that starts at `from` and would end at `to` ends, since a flat is coded. Flats of
+ * one object that share bytes share the chunks. */
+static uint64_t between_chunks(const struct flat *flat, uint64_t from, uint64_t to)
+{
+	uint64_t chunk, begin;
+
+	if (!flat->coding || flat->offset >= to || flat->offset + flat->length <= to)
+		return to;
+	chunk = coding_chunk_at(flat->coding, to);
+	begin = flat->coding->offsets[chunk];
+	return begin > from ? begin : coding_chunk_end(flat->coding, chunk);
+}
+
+/* Where a request that starts at `from` ends at the latest. Among chunks it may be anywhere, but so
+ * that it is no longer than a unit with the blocks around it: neighbours then make up any number of
+ * units, as others do. */
+static uint64_t latest_end(const struct maker *maker, uint32_t object, uint64_t from, size_t active)
+{
+	uint64_t unit = maker->wishes->unit;
+	uint64_t blocks = 2 * (uint64_t)maker->plan->objects[object]->info.offset_align;
+
+	for (size_t i = 0; i < active; i++) {
+		const struct flat *flat = &maker->flats[maker->active[i]];
+
+		if (flat->coding && flat->offset <= from)
+			return from + (unit > blocks ? unit - blocks : 1);
+	}
+	return (from / unit + 1) * unit;
+}
+
 /* Cut the run [start, end), filled by flats [first, last), into requests. */
 static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t start, uint64_t end)
 {
 	struct plan *plan = maker->plan;
 	uint32_t object = maker->flats[first].object;
-	uint64_t unit = maker->wishes->unit, from = start, to;
+	uint64_t from = start, to;
 	size_t active = 0, next = first;
 	int rc;
 
 	for (; from < end; from = to) {
 		struct plan_request *request;
 
-		to = (from / unit + 1) * unit;
+		while (next < last && maker->flats[next].offset <= from)
+			maker->active[active++] = next++;
+		to = latest_end(maker, object, from, active);
 		if (to > end)
 			to = end;
+		while (next < last && maker->flats[next].offset < to)
+			maker->active[active++] = next++;
+		for (size_t i = 0; i < active; i++)
+			to = between_chunks(&maker->flats[maker->active[i]], from, to);
+		/* A chunk that reaches beyond that may meet others there. */
+		while (next < last && maker->flats[next].offset < to)
+			maker->active[active++] = next++;
 		if (plan->request_count == UINT32_MAX ||
 		    make_room((void **)&plan->requests, &plan->request_room, plan->request_count,
 			      sizeof(plan->requests[0])))
@@ -498,8 +626,6 @@ static int cut_run(struct maker *maker, size_t first, size_t last, uint64_t star
 			.first_copy = (uint32_t)plan->copy_count,
 			.first_mark = (uint32_t)plan->mark_count,
 		};
-		while (next < last && maker->flats[next].offset < to)
-			maker->active[active++] = next++;
 		rc = add_copies(maker, request, to, &active);
 		if (rc)
 			return rc;
@@ -563,7 +689,7 @@ static int cut(struct maker *maker)
 int plan_new(const struct pen_extent *extents, size_t count, const struct plan_wishes *wishes,
 	     struct plan **plan, struct pen_error *err)
 {
-	struct maker maker = { .wishes = wishes, .err = err };
+	struct maker maker = { .wishes = wishes, .extents = extents, .err = err };
 	int rc;
 
 	assert(wishes->unit && !(wishes->unit & (wishes->unit - 1)) && wishes->unit <= UINT32_MAX);
@@ -605,7 +731,7 @@ bool plan_is_stretch(const struct plan *plan, uint32_t request)
 	const struct plan_copy *copy = &plan->copies[whole->first_copy];
 
 	return whole->copy_count == 1 && copy->rows == 1 && copy->width == whole->length &&
-	       copy->place != PLACE_FILL;
+	       copy->place != PLACE_FILL && !copy->form && !copy->coding;
 }
 
 bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next)

@@ -14,7 +14,9 @@
  *   1. Requests are in order of (object, offset) and do not overlap, except where `straight`.
  *   2. No request crosses a multiple of `unit` of its object. So a lane may merge neighbours into
  *      one larger request at run time, but never has to cut one; and a chunk of at most `unit`
- *      bytes that is read or written whole lies in one request, except where `straight`.
+ *      bytes that is read or written whole lies in one request, except where `straight`. Extents
+ *      that are coded are cut between their chunks instead, wherever these are; with the blocks
+ *      around it such a request is no longer than `unit`.
  *   3. A request of a write has no byte that no copy fills.
  *   4. The copies of a request together move each byte of each extent exactly once.
  */
@@ -22,6 +24,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/coding.h"
+#include "base/form.h"
 #include "penstock.h"
 
 /* Devices of one plan. */
@@ -35,7 +39,8 @@ struct plan_place {
 /* The place of constant bytes: `offset` is then the byte. */
 #define PLACE_FILL UINT32_MAX
 
-/* `rows` rows of `width` bytes between the request's buffer and memory. */
+/* `rows` rows of `width` bytes between the request's buffer and memory; or, with a coding, whole
+ * chunks of it in one row, whose box begins at `offset`. */
 struct plan_copy {
 	uint64_t at;		/* in the buffer, from the request's first byte */
 	uint64_t offset;	/* in the place */
@@ -43,7 +48,17 @@ struct plan_copy {
 	uint64_t rows;
 	uint64_t at_pitch, memory_pitch;	/* between rows; unused where rows is 1 */
 	uint32_t place;
+	uint32_t form;		/* enum pen_form; `width` is of the buffer */
+	const struct coding *coding;	/* or NULL */
+	uint64_t chunk, chunks;	/* of the coding: the first, and how many */
 };
+
+/* The least unit of a plan with coded extents: a chunk fits, with blocks of up to 32 KiB around. */
+#define PLAN_UNIT_CODED ((uint64_t)128 << 10)
+
+/* Numbers whose form changes, and chunks, begin at the same place in a multiple of this in the
+ * object and in a buffer, so that they lie well there. */
+#define PLAN_FORM_ALIGN 16u
 
 /* Bytes of a request that belong to one group, where somebody asks when groups are complete. */
 struct plan_mark {
@@ -74,6 +89,8 @@ struct plan {
 	size_t mark_count, mark_room;
 	uint64_t bytes;		/* in memory, or constant */
 	uint64_t fill_bytes;	/* of them, constant */
+	uint64_t formed_bytes;	/* of the object, that are decoded or given another form */
+	uint64_t coded_bytes;	/* of these, that are decoded */
 };
 
 struct plan_wishes {
@@ -86,6 +103,9 @@ struct plan_wishes {
 	uint64_t unit;		/* power of two; most bytes of one request */
 	uint64_t gap;		/* read through holes up to this */
 	uint64_t groups;	/* extents' groups are below this; 0: nobody asks */
+	/* For each extent how its bytes are coded, or NULL; NULL: none is. A coded one is read, in
+	 * one row of whole chunks; its memory is where the box begins. Codings outlive the plan. */
+	const struct coding *const *codings;
 };
 
 /* 0 and a plan, or a refusal in words. */
@@ -108,7 +128,14 @@ static inline unsigned char *plan_memory(const struct plan *plan, const struct p
 				 (uintptr_t)copy->offset);
 }
 
-/* Is the request one stretch of memory, no more and no less? */
+/* Bytes of memory that a row of the copy takes. */
+static inline uint64_t plan_memory_width(const struct plan_copy *copy)
+{
+	return copy->coding ? coding_bytes(copy->coding, copy->chunk, copy->chunk + copy->chunks)
+			    : form_bytes(form_of(copy->form), copy->width);
+}
+
+/* Is the request one stretch of memory, no more and no less, and as it is in the object? */
 bool plan_is_stretch(const struct plan *plan, uint32_t request);
 /* Does that stretch go on from one request to the next? */
 bool plan_stretches_on(const struct plan *plan, uint32_t last, uint32_t next);

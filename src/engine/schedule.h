@@ -64,11 +64,16 @@ struct schedule {
 int schedule_options(const struct pen_options *given, struct pen_options *full,
 		     struct pen_error *err);
 
-/* Plan the extents and choose their paths. */
+/* Plan the extents and choose their paths; for `codings`, see struct plan_wishes. */
 int schedule_new(enum pen_mode direction, struct pen_device *device,
-		 const struct pen_extent *extents, size_t count, const struct pen_options *options,
-		 struct schedule **schedule, struct pen_error *err);
+		 const struct pen_extent *extents, const struct coding *const *codings,
+		 size_t count, const struct pen_options *options, struct schedule **schedule,
+		 struct pen_error *err);
 void schedule_free(struct schedule *schedule);
+
+/* Bytes that a lane needs beside its staging where a core has to do what kernels do (forms.c), kept
+ * out of the promise for that; 0: never. */
+size_t schedule_part(const struct schedule *schedule);
 
 /* Pieces of staging that are kept for a path's lanes, so that none shall be without: also for
  * those of GDS, which stage when they have to step down. */

@@ -97,7 +97,7 @@ uint64_t take_span(const struct lane *lane, uint32_t first, uint32_t last)
 	uint64_t align = plan->objects[a->object]->info.offset_align;
 
 	if (!lane->path.kind->direct || !align)
-		align = 1;
+		align = plan->formed_bytes ? PLAN_FORM_ALIGN : 1;
 	return (b->offset + b->length + align - 1) / align * align - a->offset / align * align;
 }
 

@@ -89,6 +89,8 @@ static void home(struct lane *lane, struct transit *transit)
 	}
 	atomic_fetch_add_explicit(&transit->tally->bytes, direct, memory_order_relaxed);
 	atomic_fetch_add_explicit(&lane->bytes, transit->bytes, memory_order_relaxed);
+	lane->delivered_bytes += transit->delivered;
+	lane->coded_bytes += transit->coded;
 	lane->requests++;
 	if (!lane->path.kind->seen)
 		look_unseen(lane, transit);
@@ -363,6 +365,27 @@ void transit_came_home(struct lane *lane, struct transit *transit)
 
 /* --------------------------------------------------------------------------- the copies -- */
 
+/* Some of its copies are queued and one never will be: no kernel can be had for it, and no core may
+ * look into a mapping. It is taken anew by the next path down. */
+static void copy_barred(struct lane *lane, struct transit *transit, const struct pen_error *why)
+{
+	struct pen_error err;
+
+	if (!lane->leaving)
+		lane->why_leaving = *why;
+	lane->leaving = true;
+	for (uint32_t left = transit->devices; left; left &= left - 1) {
+		unsigned int d = (unsigned int)__builtin_ctz(left);
+
+		if (!lane_enter(lane, d, NULL))
+			device_stream_drain(lane->job->devices[d].device, lane_stream(lane, d));
+	}
+	/* What a kernel has said of its chunks must not be taken for the next transit's. */
+	if (copies_check(lane, transit, &err))
+		lane_fail(lane, &err);
+	take_anew(lane, transit);
+}
+
 static bool copy(struct lane *lane, struct transit *transit)
 {
 	struct pen_error err;
@@ -375,9 +398,12 @@ static bool copy(struct lane *lane, struct transit *transit)
 	lane->fences_taken |= 1ull << transit->fences;
 	/* Even a copy that fails half-way may have queued others before. */
 	set_state(lane, transit, COPYING);
+	transit->decoded = 0;
 	rc = copies_queue(lane, transit, &err);
 	transit->copying = transit->devices;
-	if (rc)
+	if (rc == -ENOTSUP && lane->queue.inner->lends)
+		copy_barred(lane, transit, &err);
+	else if (rc)
 		lane_fail(lane, &err);
 	else if (!lane_writes(lane) && lane->path.kind->seen)
 		look(lane, transit);
@@ -394,9 +420,10 @@ static void gathered(struct lane *lane, struct transit *transit)
 /* Have its copies been made? */
 static bool copied(struct lane *lane, struct transit *transit)
 {
+	struct pen_error err;
+
 	for (uint32_t left = transit->copying; left; left &= left - 1) {
 		unsigned int d = (unsigned int)__builtin_ctz(left);
-		struct pen_error err;
 		int rc = device_poll(lane->job->devices[d].device,
 				     &lane->fences[transit->fences][d], &err);
 
@@ -410,6 +437,10 @@ static bool copied(struct lane *lane, struct transit *transit)
 	}
 	if (transit->copying)
 		return false;
+	if (transit->decoded && copies_check(lane, transit, &err)) {
+		lane_fail(lane, &err);
+		return true;
+	}
 	if (lane_writes(lane))
 		gathered(lane, transit);
 	else
@@ -552,7 +583,7 @@ static void count_copies(struct lane *lane, struct transit *transit)
 {
 	const struct plan *plan = lane->job->schedule->plan;
 
-	transit->bytes = transit->devices = 0;
+	transit->bytes = transit->delivered = transit->coded = transit->devices = 0;
 	for (uint32_t i = 0; i < transit->range.count; i++) {
 		const struct plan_request *request = &plan->requests[transit->range.first + i];
 
@@ -561,6 +592,8 @@ static void count_copies(struct lane *lane, struct transit *transit)
 			const struct pen_device *device = plan_device(plan, part);
 
 			transit->bytes += part->width * part->rows;
+			transit->delivered += plan_memory_width(part) * part->rows;
+			transit->coded += part->coding ? part->width : 0;
 			if (device && !device->is_host)
 				transit->devices |= 1u << plan->places[part->place].device;
 		}
@@ -592,12 +625,15 @@ static void prepare(struct lane *lane, struct transit *transit, struct range ran
 	count_copies(lane, transit);
 }
 
-/* The staging that a write begins with, so that its whole blocks lie as the device wants them. */
+/* What the staging begins with before the first byte, so that the whole blocks of a write lie as
+ * the device wants them, and numbers as they do in the object. */
 static size_t lead_of(const struct lane *lane, const struct transit *transit)
 {
 	uint32_t align = transit->io.object->info.offset_align;
 
-	return lane->path.kind->direct && align && transit->io.write ? transit->offset % align : 0;
+	if (lane->path.kind->direct && align)
+		return transit->io.write ? transit->offset % align : 0;
+	return lane->job->schedule->plan->formed_bytes ? transit->offset % PLAN_FORM_ALIGN : 0;
 }
 
 /* A slot with `size` bytes of staging memory, growing the staging where that helps. */

@@ -2,15 +2,21 @@
 /*
  * From placements to extents. A box in a tensor is a set of loops, each with a count and a stride
  * in the file. Loops of one step fall away, and two that together step evenly become one; what is
- * left is a contiguous run, the rows of a strided extent - the loop that steps most often - and,
- * seldom, loops around it, which make one extent for each step.
+ * left is a contiguous run, the rows of a strided extent and, seldom, loops around it, which make
+ * one extent for each step. The rows are the loop that makes fewest extents. Of a coded tensor an
+ * extent has all chunks from its first value to its last; there they are the loop that costs least,
+ * or none.
  */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/error.h"
+#include "base/form.h"
+#include "engine/job.h"
+#include "format/coded_load.h"
 #include "format/dtype.h"
 #include "format/load.h"
 #include "format/model.h"
@@ -18,8 +24,12 @@
 #include "sys/os.h"
 
 #define ALIGNMENT 256u	/* of what pen_placement_layout() places */
-/* A loop has two steps at least, and all together fewer than 2^64; one more for the run. */
-#define LOOPS_MAX 65
+/* A loop has two steps at least, and all together fewer than 2^64; one more for the run, and one
+ * for rows that are none. */
+#define LOOPS_MAX 66
+/* A further extent of a coded tensor is a launch of its own: about what so many chunks take that
+ * are decoded beside others. */
+#define EXTENT_CHUNKS 8u
 
 struct loop {
 	uint64_t count;
@@ -27,7 +37,7 @@ struct loop {
 };
 
 struct box {
-	uint64_t bytes;		/* 0: nothing to load, and the rest means nothing */
+	uint64_t bytes;		/* of memory; 0: nothing to load, and the rest means nothing */
 	uint64_t start;		/* from the tensor's first byte */
 	uint64_t extents;	/* how many it becomes */
 	struct loop loops[LOOPS_MAX];	/* the run, the rows, then innermost to outermost */
@@ -112,8 +122,8 @@ static int make_loops(struct box *box, const struct pen_placement *placement,
 	return 0;
 }
 
-/* Strides and lengths from elements to bytes. */
-static bool to_bytes(struct box *box, int dtype)
+/* Strides and lengths from elements to bytes; in memory they may have another form. */
+static bool to_bytes(struct box *box, int dtype, const struct form *form)
 {
 	uint64_t bytes;
 
@@ -121,6 +131,10 @@ static bool to_bytes(struct box *box, int dtype)
 	    !dtype_bytes(dtype, box->loops[0].count, &bytes))
 		return false;
 	box->loops[0].count = bytes;
+	/* A shape of twice these bytes may be larger than any memory. */
+	if (form && bytes > UINT64_MAX / form->to_size)
+		return false;
+	bytes = form_bytes(form, bytes);
 	for (unsigned int i = 1; i < box->loop_count; i++) {
 		struct loop *loop = &box->loops[i];
 
@@ -134,29 +148,53 @@ static bool to_bytes(struct box *box, int dtype)
 	return true;
 }
 
-/* The loop with most steps becomes the rows: few extents, whatever the shape. */
-static void choose_rows(struct box *box)
+/* What it costs to have this loop as rows, and so `extents` extents: as many, or, of a tensor with
+ * chunks of so many bytes, by what is decoded. */
+static uint64_t cost_of(const struct box *box, const struct loop *rows, uint64_t extents,
+			uint64_t chunk)
 {
-	unsigned int best = 1;
-	struct loop rows;
+	uint64_t span = (rows->count - 1) * rows->file + box->loops[0].count;
+
+	return chunk ? extents * (EXTENT_CHUNKS + 1 + span / chunk) : extents;
+}
+
+/* Which loop becomes the rows; one of a single step where it is best that none does. */
+static void choose_rows(struct box *box, uint64_t chunk)
+{
+	struct loop rows = { .count = 1 };
+	uint64_t steps = 1, least;
+	unsigned int best;
 
 	box->extents = 1;
 	if (box->loop_count < 2)
 		return;
-	for (unsigned int i = 2; i < box->loop_count; i++)
-		if (box->loops[i].count > box->loops[best].count)
-			best = i;
-	rows = box->loops[best];
+	for (unsigned int i = 1; i < box->loop_count; i++)
+		steps *= box->loops[i].count;
+	best = box->loop_count;
+	least = cost_of(box, &rows, steps, chunk);
+	for (unsigned int i = 1; i < box->loop_count; i++) {
+		const struct loop *loop = &box->loops[i];
+		uint64_t cost = cost_of(box, loop, steps / loop->count, chunk);
+
+		if (cost >= least)
+			continue;
+		least = cost;
+		best = i;
+	}
+	if (best < box->loop_count)
+		rows = box->loops[best];
+	else
+		box->loop_count++;
 	for (unsigned int i = best; i > 1; i--)
 		box->loops[i] = box->loops[i - 1];
 	box->loops[1] = rows;
-	for (unsigned int i = 2; i < box->loop_count; i++)
-		box->extents *= box->loops[i].count;
+	box->extents = steps / rows.count;
 }
 
 static int make_box(struct box *box, const struct pen_placement *placement, struct pen_error *err)
 {
 	const struct pen_tensor *tensor = placement->tensor;
+	const struct form *form = form_of(placement->form);
 	bool empty;
 	int rc;
 
@@ -167,17 +205,21 @@ static int make_box(struct box *box, const struct pen_placement *placement, stru
 	if (!pen_dtype_name(tensor->dtype))
 		return refuse(err, tensor, "Take tensors from pen_model_tensors()",
 			      "%d is no dtype", tensor->dtype);
+	if (placement->form && (!form || form->from != tensor->dtype))
+		return refuse(err, tensor, "Ask pen_form_find() for a form from its dtype",
+			      "form %llu is none of %s", (unsigned long long)placement->form,
+			      pen_dtype_name(tensor->dtype));
 	rc = check_bounds(placement, &empty, err);
 	if (rc || empty)
 		return rc;
 	rc = make_loops(box, placement, err);
 	if (rc)
 		return rc;
-	if (!to_bytes(box, tensor->dtype))
+	if (!to_bytes(box, tensor->dtype, form))
 		return refuse(err, tensor, "Choose a box whose rows begin and end on whole bytes",
 			      "the box cuts a byte in two: %s has %u bits an element",
 			      pen_dtype_name(tensor->dtype), pen_dtype_bits(tensor->dtype));
-	choose_rows(box);
+	choose_rows(box, tensor->coded ? PLANES_CHUNK * pen_dtype_bits(tensor->dtype) / 8 : 0);
 	return 0;
 }
 
@@ -253,12 +295,14 @@ static int check_tensor(const struct pen_model *model, const struct pen_tensor *
 			struct pen_error *err)
 {
 	const struct pen_model_file *file;
+	uint64_t stored;
 
 	if (tensor->file >= model->file_count)
 		return refuse(err, tensor, "Take tensors from this model's pen_model_tensors()",
 			      "the model has no file %u", tensor->file);
 	file = &model->files[tensor->file];
-	if (tensor->offset > file->size || tensor->bytes > file->size - tensor->offset)
+	stored = tensor->coded ? tensor->coded : tensor->bytes;
+	if (tensor->offset > file->size || stored > file->size - tensor->offset)
 		return refuse(err, tensor, "Take tensors from this model's pen_model_tensors()",
 			      "it does not lie in %s", file->name);
 	return 0;
@@ -309,9 +353,67 @@ int load_extents(const struct pen_model *model, const struct pen_placement *plac
 			.memory = placements[i].memory,
 			.device = placements[i].device,
 			.group = i,
+			.form = placements[i].form,
 		}, next);
 	}
 	return 0;
+}
+
+/* ------------------------------------------------------------------------------ coded ones -- */
+
+static bool any_coded(const struct pen_placement *placements, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (placements[i].tensor && placements[i].tensor->coded)
+			return true;
+	return false;
+}
+
+/* Turn extents of coded tensors into extents of their chunks. */
+static int add_codings(struct coded_load *load, const struct pen_placement *placements,
+		       struct pen_extent *extents, size_t count, struct pen_error *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < count && !rc; i++) {
+		const struct pen_tensor *tensor = placements[extents[i].group].tensor;
+
+		if (tensor->coded && (!i || extents[i].group != extents[i - 1].group))
+			rc = coded_load_want(load, tensor, err);
+	}
+	if (!rc)
+		rc = coded_load_read(load, err);
+	for (size_t i = 0; i < count && !rc; i++) {
+		const struct pen_placement *placement = &placements[extents[i].group];
+
+		if (!placement->tensor->coded)
+			continue;
+		extents[i].offset -= placement->tensor->offset;
+		rc = coded_load_add(load, placement->tensor, form_of(placement->form), i,
+				    &extents[i], err);
+	}
+	return rc;
+}
+
+static int start_coded(struct pen_model *model, struct pen_device *device,
+		       const struct pen_placement *placements, struct pen_extent *extents,
+		       size_t extent_count, const struct pen_options *options,
+		       struct pen_job **job, struct pen_error *err)
+{
+	struct job_coded coded = { .free = coded_load_free };
+	struct coded_load *load;
+	int rc = coded_load_new(model, extent_count, &load, err);
+
+	if (!rc)
+		rc = add_codings(load, placements, extents, extent_count, err);
+	if (!rc) {
+		coded.codings = coded_load_codings(load);
+		coded.context = load;
+		rc = job_start_coded(device, extents, extent_count, options, &coded, job, err);
+	}
+	if (rc)
+		coded_load_free(load);
+	return rc;
 }
 
 int pen_load_start(struct pen_model *model, struct pen_device *device,
@@ -326,7 +428,10 @@ int pen_load_start(struct pen_model *model, struct pen_device *device,
 	*job = NULL;
 	error_clear(err);
 	rc = load_extents(model, placements, count, &extents, &extent_count, err);
-	if (!rc)
+	if (!rc && any_coded(placements, count))
+		rc = start_coded(model, device, placements, extents, extent_count, options, job,
+				 err);
+	else if (!rc)
 		rc = pen_job_start(PEN_READ, device, extents, extent_count, options, job, err);
 	free(extents);
 	return rc;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include "base/error.h"
 #include "base/text.h"
+#include "format/coded.h"
 #include "format/index.h"
 #include "format/model.h"
 #include "format/words.h"
@@ -56,34 +57,41 @@ static char *join(const char *folder, size_t folder_length, const char *name)
 
 /* ------------------------------------------------------------------------- reading a file -- */
 
-static int read_header(const struct pen_model_file *file, struct safetensors **table,
-		       struct pen_error *err)
+int model_read_header(struct pen_object *object, uint64_t size, struct safetensors **table,
+		      struct coded **coded, struct pen_error *err)
 {
 	unsigned char first[8] = { 0 };
 	size_t length;
 	void *header;
 	int rc;
 
-	rc = object_read(file->object, first,
-			 file->size < sizeof(first) ? (size_t)file->size : sizeof(first), 0, err);
+	*table = NULL;
+	*coded = NULL;
+	rc = object_read(object, first, size < sizeof(first) ? (size_t)size : sizeof(first), 0,
+			 err);
 	if (!rc)
-		rc = safetensors_header_length(file->path, first, file->size, &length, err);
+		rc = safetensors_header_length(object->name, first, size, &length, err);
 	if (rc)
 		return rc;
 	header = os_calloc(1, length + 1);
 	if (!header)
-		return no_memory(file->path, err);
-	rc = object_read(file->object, header, length, sizeof(first), err);
+		return no_memory(object->name, err);
+	rc = object_read(object, header, length, sizeof(first), err);
 	if (!rc)
-		rc = safetensors_parse(file->path, header, length, file->size, table, err);
+		rc = safetensors_parse(object->name, header, length, size, table, err);
 	free(header);
+	if (!rc)
+		rc = coded_read(object->name, *table, coded, err);
+	if (!rc && *coded)
+		*table = (*coded)->table;
 	return rc;
 }
 
 static int open_file(struct pen_model *model, const char *name, char *path, struct pen_error *err)
 {
 	struct pen_model_file *file = &model->files[model->file_count];
-	struct safetensors **table = &model->tables[model->file_count++];
+	struct safetensors **table = &model->tables[model->file_count];
+	struct coded **coded = &model->coded[model->file_count++];
 	char *copy = join("", 0, name);
 	int rc;
 
@@ -102,10 +110,11 @@ static int open_file(struct pen_model *model, const char *name, char *path, stru
 		return -EINVAL;
 	}
 	file->size = pen_object_size(file->object);
-	rc = read_header(file, table, err);
+	rc = model_read_header(file->object, file->size, table, coded, err);
 	if (rc)
 		return rc;
 	file->data = (*table)->data;
+	file->original = *coded ? (*coded)->bytes : 0;
 	file->metadata = (*table)->metadata;
 	file->metadata_count = (*table)->metadata_count;
 	return 0;
@@ -116,7 +125,8 @@ static int make_files(struct pen_model *model, size_t count, const char *path,
 {
 	model->files = os_calloc(count + 1, sizeof(model->files[0]));
 	model->tables = os_calloc(count + 1, sizeof(model->tables[0]));
-	return model->files && model->tables ? 0 : no_memory(path, err);
+	model->coded = os_calloc(count + 1, sizeof(model->coded[0]));
+	return model->files && model->tables && model->coded ? 0 : no_memory(path, err);
 }
 
 /* ------------------------------------------------------------------------ all the tensors -- */
@@ -296,13 +306,15 @@ static int warn_of_files(struct merger *merger)
 	return rc;
 }
 
+/* A coded file has moved its tensors; nobody shall notice that who lists them. */
 static void add_table(struct pen_model *model, uint32_t file)
 {
 	const struct safetensors *table = model->tables[file];
+	const struct coded *coded = model->coded[file];
 	struct pen_tensor *tensors = model->tensors + model->tensor_count;
 
 	for (size_t i = 0; i < table->count; i++) {
-		tensors[i] = table->tensors[i];
+		tensors[i] = table->tensors[coded ? coded->order[i] : i];
 		tensors[i].file = file;
 		model->by_name[model->tensor_count + i] =
 			tensors + (table->by_name[i] - table->tensors);
@@ -323,8 +335,8 @@ static int gather(struct pen_model *model, const char *path, struct pen_error *e
 		return no_memory(path, err);
 	for (size_t i = 0; i < model->file_count; i++)
 		add_table(model, (uint32_t)i);
-	/* The names of one table are sorted already. */
-	if (model->file_count > 1)
+	/* The names of one table are sorted already, unless its tensors were moved. */
+	if (model->file_count > 1 || (model->file_count && model->coded[0]))
 		sort_by_name(model);
 	return 0;
 }
@@ -703,7 +715,10 @@ void pen_model_close(struct pen_model *model)
 		pen_object_close(model->files[i].object);
 		free((char *)model->files[i].path);
 		free((char *)model->files[i].name);
-		free(model->tables[i]);
+		if (model->coded[i])
+			coded_free(model->coded[i]);
+		else
+			free(model->tables[i]);
 	}
 	for (size_t i = 0; i < model->warning_count; i++)
 		free(model->warnings[i]);
@@ -711,6 +726,7 @@ void pen_model_close(struct pen_model *model)
 		os_close(model->start);
 	free(model->files);
 	free(model->tables);
+	free(model->coded);
 	free(model->tensors);
 	free(model->by_name);
 	free(model->warnings);

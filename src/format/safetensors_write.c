@@ -115,7 +115,7 @@ static void put_header(struct json_text *json, const struct safetensors_file *fi
 		at += file->bytes[number];
 	}
 	json_put(json, "}", 1);
-	while ((json->length & (file->align - 1)) && !json->rc)
+	while (((json->length & (file->align - 1)) || json->length < file->room) && !json->rc)
 		json_put(json, " ", 1);
 }
 
@@ -126,7 +126,7 @@ int safetensors_write(struct safetensors_file *file, char **header, size_t *size
 	uint64_t length = 0;
 
 	*header = NULL;
-	if (file->count)
+	if (file->count && !file->placed)
 		qsort_r(file->order, file->count, sizeof(file->order[0]), as_they_lie,
 			(void *)(uintptr_t)file->tensors);
 	json_put(&json, (const char *)&length, PREFIX);

@@ -6,6 +6,7 @@
  * writes it: metadata first, then the tensors as they lie, filled up with spaces. A pure function,
  * as is reading it (safetensors.h).
  */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "penstock.h"
@@ -20,6 +21,8 @@ struct safetensors_file {
 	const struct pen_metadata *metadata;	/* NULL: none, not even an empty one */
 	size_t metadata_count;
 	uint64_t align;				/* of the first tensor, a power of two from 8 on */
+	bool placed;				/* the tensors lie as `order` has them already */
+	uint64_t room;				/* the header is filled up to it; 0: none */
 };
 
 /* The length of a text of the caller's: 0 stands for "up to its NUL". */
@@ -30,8 +33,9 @@ int safetensors_bytes(const struct pen_save_tensor *tensor, uint64_t *bytes,
 		      struct pen_error *err);
 
 /*
- * Sort `order` as the tensors will lie - the larger kinds of numbers first, then by name - and make
- * the header: everything before the first tensor. Names must differ. Free it with free().
+ * Sort `order` as the tensors will lie - the larger kinds of numbers first, then by name; or leave
+ * it, where they are `placed` - and make the header: everything before the first tensor. Names must
+ * differ. Free it with free().
  */
 int safetensors_write(struct safetensors_file *file, char **header, size_t *size,
 		      struct pen_error *err);

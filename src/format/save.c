@@ -4,8 +4,9 @@
  * in which they are committed.
  *
  *   start: layout -> objects, with their space reserved -> extents of header, tensors, index -> job
- *   wait:  the job's end -> all objects flushed -> files committed -> index committed; of a folder
- *          in the manner of folder.h
+ *          coded: layout -> objects -> index written -> packer, which reads the tensors' memory
+ *   wait:  the end of job or packer -> all objects flushed -> files committed -> index committed;
+ *          of a folder in the manner of folder.h
  *
  * Invariants
  *   1. Until every file is durable none has its name: what storage has in store comes while the
@@ -25,6 +26,7 @@
 #include "engine/job.h"
 #include "format/folder.h"
 #include "format/layout.h"
+#include "format/save_coded.h"
 #include "format/shards.h"
 #include "io/object.h"
 #include "sys/os.h"
@@ -36,7 +38,8 @@ struct pen_save {
 	struct pen_device *host;
 	struct pen_object **objects;	/* of the files, then of the index where it is needed */
 	size_t object_count;
-	struct pen_job *job;
+	struct pen_job *job;		/* that writes them all, or ... */
+	struct save_coded *coded;	/* ... the packer */
 	atomic_bool cancelled;
 };
 
@@ -100,7 +103,8 @@ static bool has_index(const struct pen_save *save)
 	return save->layout->file_count > 1;
 }
 
-static int open_objects(struct pen_save *save, const char *path, struct pen_error *err)
+/* How large a coded file gets is known when it is coded. */
+static int open_objects(struct pen_save *save, const char *path, bool coded, struct pen_error *err)
 {
 	const struct pen_layout *layout = save->layout;
 	int rc = 0;
@@ -109,7 +113,8 @@ static int open_objects(struct pen_save *save, const char *path, struct pen_erro
 	if (!save->objects)
 		return error_sys(err, -ENOMEM, "save", path, -1);
 	for (size_t i = 0; !rc && i < layout->file_count; i++)
-		rc = open_object(save, path, layout->files[i].name, layout->files[i].size, err);
+		rc = open_object(save, path, layout->files[i].name,
+				 coded ? 0 : layout->files[i].size, err);
 	if (!rc && has_index(save))
 		rc = open_object(save, path, SHARDS_INDEX, layout->index_size, err);
 	return rc;
@@ -162,26 +167,56 @@ static struct pen_device *main_device(const struct pen_save *save,
 	return save->host;
 }
 
+static int start_job(struct pen_save *save, const char *path,
+		     const struct pen_save_tensor *tensors, size_t count,
+		     const struct pen_options *transfer, struct pen_error *err)
+{
+	size_t extent_count;
+	struct pen_extent *extents = make_extents(save, tensors, count, &extent_count);
+	int rc;
+
+	if (!extents)
+		return error_sys(err, -ENOMEM, "save", path, -1);
+	rc = pen_job_start(PEN_WRITE, main_device(save, tensors, count), extents, extent_count,
+			   transfer, &save->job, err);
+	free(extents);
+	return rc;
+}
+
+static int start_coded(struct pen_save *save, const struct pen_save_tensor *tensors, size_t count,
+		       const struct pen_options *transfer, struct pen_error *err)
+{
+	const struct pen_layout *layout = save->layout;
+	struct pen_extent index = {
+		.memory = (void *)(uintptr_t)layout->index,
+		.length = layout->index_size,
+	};
+	int rc = 0;
+
+	if (has_index(save)) {
+		index.object = save->objects[layout->file_count];
+		rc = pen_transfer(PEN_WRITE, save->host, &index, 1, NULL, NULL, err);
+	}
+	if (!rc)
+		rc = save_coded_start(layout, tensors, count, save->objects, save->host,
+				      main_device(save, tensors, count), transfer, &save->coded,
+				      err);
+	return rc;
+}
+
 static int start(struct pen_save *save, const char *path, const struct pen_save_tensor *tensors,
 		 size_t count, const struct pen_save_options *options, struct pen_error *err)
 {
-	struct pen_extent *extents;
-	size_t extent_count;
 	int rc = pen_device_open("host", &save->host, err);
 
 	if (!rc && layout_is_folder(options))
 		rc = open_folder(save, path, err);
 	if (!rc)
-		rc = open_objects(save, path, err);
+		rc = open_objects(save, path, options->coded, err);
 	if (rc)
 		return rc;
-	extents = make_extents(save, tensors, count, &extent_count);
-	if (!extents)
-		return error_sys(err, -ENOMEM, "save", path, -1);
-	rc = pen_job_start(PEN_WRITE, main_device(save, tensors, count), extents, extent_count,
-			   options->transfer, &save->job, err);
-	free(extents);
-	return rc;
+	return options->coded ? start_coded(save, tensors, count, options->transfer, err)
+			      : start_job(save, path, tensors, count, options->transfer, err);
 }
 
 int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size_t count,
@@ -213,19 +248,26 @@ int pen_save_start(const char *path, const struct pen_save_tensor *tensors, size
 
 void pen_save_poll(struct pen_save *save, struct pen_progress *progress)
 {
-	pen_job_poll(save->job, progress);
+	if (save->coded)
+		save_coded_poll(save->coded, progress);
+	else
+		pen_job_poll(save->job, progress);
 }
 
 void pen_save_cancel(struct pen_save *save)
 {
 	/* The job may have ended already, and what it wrote must not be committed either. */
 	atomic_store(&save->cancelled, true);
-	pen_job_cancel(save->job);
+	if (save->coded)
+		save_coded_cancel(save->coded);
+	else
+		pen_job_cancel(save->job);
 }
 
 int pen_save_wait_for(struct pen_save *save, double seconds)
 {
-	return pen_job_wait_for(save->job, seconds);
+	return save->coded ? save_coded_wait_for(save->coded, seconds)
+			   : pen_job_wait_for(save->job, seconds);
 }
 
 /* ------------------------------------------------------------------------------------ wait -- */
@@ -282,7 +324,8 @@ int pen_save_wait(struct pen_save *save, struct pen_report *report, struct pen_e
 
 	if (rc)
 		return rc;
-	rc = pen_job_wait(save->job, report, err);
+	rc = save->coded ? save_coded_wait(save->coded, report, err)
+			 : pen_job_wait(save->job, report, err);
 	/* A forked child has no part in it. */
 	if (rc == -ECHILD)
 		return rc;

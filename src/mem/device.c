@@ -261,9 +261,25 @@ int device_copy(struct pen_device *device, struct device_stream *stream,
 		const struct device_copy *copy, struct pen_error *err)
 {
 	assert(copy->width && copy->rows && copy->memory && copy->host);
-	assert(copy->rows == 1 ||
-	       (copy->memory_pitch >= copy->width && copy->host_pitch >= copy->width));
+	assert(copy->rows == 1 || (copy->memory_pitch >= form_bytes(copy->form, copy->width) &&
+				   copy->host_pitch >= copy->width));
+	assert(!copy->form || (copy->to_device && copy->width % copy->form->from_size == 0));
 	return device->ops->copy(device, stream, copy, err);
+}
+
+int device_decode(struct pen_device *device, struct device_stream *stream,
+		  const struct coding_part *part, unsigned int mark, struct device_fence *fence,
+		  struct pen_error *err)
+{
+	assert(part->count && part->memory && (uintptr_t)part->stored % PLANES_ALIGN == 0);
+	return device->ops->decode(device, stream, part, mark, fence, err);
+}
+
+unsigned int device_verdict(const struct device_fence *fence)
+{
+	/* A GPU wrote it before it let the fence pass, so it is not read before that was seen. */
+	atomic_thread_fence(memory_order_acquire);
+	return fence->verdict ? *(volatile unsigned int *)fence->verdict : 0;
 }
 
 int device_mark(struct pen_device *device, struct device_stream *stream,

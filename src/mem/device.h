@@ -19,11 +19,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "base/coding.h"
+#include "base/form.h"
 #include "penstock.h"
 
 struct pen_device;
 
-/* `rows` rows of `width` bytes between device memory and host memory. rows == 1: pitches unused. */
+/*
+ * `rows` rows of `width` bytes between device memory and host memory. rows == 1: pitches unused.
+ * With a form, `width` is of the host's bytes, which must be pinned for a GPU: it reads them by
+ * itself. One that cannot returns -ENOTSUP, and nothing is queued.
+ */
 struct device_copy {
 	unsigned char *memory;		/* device address */
 	unsigned char *host;
@@ -31,6 +37,7 @@ struct device_copy {
 	size_t rows;
 	size_t memory_pitch, host_pitch;
 	bool to_device;
+	const struct form *form;	/* what they become on their way to the device; or NULL */
 };
 
 struct device_stream {
@@ -39,7 +46,8 @@ struct device_stream {
 };
 
 struct device_fence {
-	void *handle;	/* CUevent, or NULL on the host */
+	void *handle;		/* CUevent, or NULL on the host */
+	unsigned int *verdict;	/* of what was decoded before it; NULL: nothing ever was */
 };
 
 /* Each function: 0 or a negative errno with words in err. "Lane": called by a lane's thread after
@@ -100,6 +108,12 @@ struct device_ops {
 	/* Lane. */
 	int (*copy)(struct pen_device *device, struct device_stream *stream,
 		    const struct device_copy *copy, struct pen_error *err);
+	/* Lane. Decode chunks out of pinned host memory; the device reads them by itself, in the
+	 * order of the stream. Where one turns out to be damaged, the fence's verdict becomes
+	 * `mark` + its number in the part + 1. -ENOTSUP: a core has to do it, nothing is queued. */
+	int (*decode)(struct pen_device *device, struct device_stream *stream,
+		      const struct coding_part *part, unsigned int mark,
+		      struct device_fence *fence, struct pen_error *err);
 	int (*mark)(struct pen_device *device, struct device_stream *stream,
 		    struct device_fence *fence, struct pen_error *err);
 	/* 0 passed, -EAGAIN not yet, else the copies before it failed. */
@@ -117,6 +131,7 @@ struct pen_device {
 	char name[32];		/* "host", "cuda:0" */
 	bool is_host;		/* the CPU and system calls can read and write its memory */
 	bool maps;		/* can pin file mappings read-only (the mapped path) */
+	atomic_bool no_kernels;	/* of a GPU: it was found that it starts none */
 	int index;		/* of the GPU; -1 on the host */
 	atomic_int node;	/* NUMA node; -1: unknown, or there is one; or NODE_PENDING */
 	unsigned int users;	/* guarded by the registry's lock in device.c */
@@ -154,6 +169,11 @@ int device_wait(struct pen_device *device, struct device_stream *stream,
 		const struct device_fence *fence, struct pen_error *err);
 int device_copy(struct pen_device *device, struct device_stream *stream,
 		const struct device_copy *copy, struct pen_error *err);
+int device_decode(struct pen_device *device, struct device_stream *stream,
+		  const struct coding_part *part, unsigned int mark, struct device_fence *fence,
+		  struct pen_error *err);
+/* Of a fence that has passed: 0, or which chunk was damaged. */
+unsigned int device_verdict(const struct device_fence *fence);
 int device_mark(struct pen_device *device, struct device_stream *stream,
 		struct device_fence *fence, struct pen_error *err);
 int device_poll(struct pen_device *device, struct device_fence *fence, struct pen_error *err);

@@ -12,7 +12,12 @@
  *   3. The context is retained exactly while the device is open and READY.
  *   4. Streams and events are kept from job to job: making one costs the driver's own lock, which
  *      all lanes want when a job starts. An idle stream is empty, and no error has met it.
- *   5. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
+ *   5. Kernels are loaded when the first is needed. What may pass, like a lack of memory, is said
+ *      and tried again; what cannot is kept in `kernels`.
+ *   6. A verdict is a word of the host's memory that kernels may write to, for a fence that has
+ *      ever needed one. They lie together, in pages that a child does not inherit, pinned when
+ *      kernels are loaded; those that no fence has are 0.
+ *   7. In a forked child nothing here calls the driver: ready() and poll_ready() say why, and all
  *      else comes after them.
  */
 #include <errno.h>
@@ -21,12 +26,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/error.h"
+#include "kernels/image.h"
 #include "mem/device.h"
 #include "sys/cuda.h"
 #include "sys/os.h"
 #include "sys/topology.h"
 
 enum { STARTING, READY, BROKEN };
+
+/* A block of a kernel: threads, and bytes that all of them read at once (see kernels/convert.cu).
+ * Rows that are narrow have small blocks. */
+#define BLOCK_THREADS 256u
+#define BLOCK_THREADS_NARROW 32u
+#define WARP_THREADS 32u
+#define THREAD_BYTES 32u
+#define GRID_ROWS_MAX 65535u
+/* Most bytes of a row in one launch; kernels count in 32 bits. */
+#define LAUNCH_WIDTH ((size_t)256 << 20)
+/* Verdicts, a word each: as many as the fences of all lanes of the largest job. */
+#define VERDICTS 4096u
+#define VERDICT_BYTES (VERDICTS * sizeof(unsigned int))
 
 /* Handles that nobody uses now; what is too much is given back to the driver. */
 struct idle {
@@ -45,6 +64,15 @@ struct cuda_state {
 	struct pen_error error;		/* why BROKEN */
 	pthread_mutex_t idle_lock;	/* guards the two below */
 	struct idle streams, events;
+	pthread_mutex_t kernel_lock;	/* held by who loads them */
+	atomic_int kernels;		/* STARTING: not to be had yet; READY: all that follows is
+					   set by then; BROKEN: the error says why */
+	struct pen_error no_kernels;
+	void *module;
+	void *functions[PEN_FORMS];
+	void *decoders[CODING_KERNELS];
+	unsigned int *verdicts;		/* pinned; or NULL */
+	uint64_t verdicts_taken[VERDICTS / 64];	/* a bit for each; guarded by idle_lock */
 };
 
 static struct cuda_state *state_of(struct pen_device *device)
@@ -124,10 +152,12 @@ static int gpu_open(struct pen_device *device, struct pen_error *err)
 	state->api = api;
 	pthread_mutex_init(&state->join_lock, NULL);
 	pthread_mutex_init(&state->idle_lock, NULL);
+	pthread_mutex_init(&state->kernel_lock, NULL);
 	device->state = state;
 	device->node = topology_nodes() > 1 ? NODE_PENDING : -1;
 	rc = os_thread_start(&state->starter, start_context, device);
 	if (rc) {
+		pthread_mutex_destroy(&state->kernel_lock);
 		pthread_mutex_destroy(&state->idle_lock);
 		pthread_mutex_destroy(&state->join_lock);
 		free(state);
@@ -278,7 +308,9 @@ static int gpu_put(struct pen_device *device, void *memory, const void *host, ui
 static int gpu_pin(struct pen_device *device, void *host, size_t size, bool read_only,
 		   struct pen_error *err)
 {
-	unsigned int flags = CUDA_REGISTER_PORTABLE | (read_only ? CUDA_REGISTER_READ_ONLY : 0);
+	unsigned int flags = CUDA_REGISTER_PORTABLE |
+			     CUDA_REGISTER_DEVICEMAP |
+			     (read_only ? CUDA_REGISTER_READ_ONLY : 0);
 	cuda_result result =
 		CUDA(state_of(device)->api, cuMemHostRegister_v2, host, size, flags);
 
@@ -350,8 +382,39 @@ static int gpu_fence_open(struct pen_device *device, struct device_fence *fence,
 {
 	(void)device;
 	(void)err;
-	fence->handle = NULL;
+	*fence = (struct device_fence){ .handle = NULL };
 	return 0;
+}
+
+/* A verdict for the fence, if it has none; false: there are no more. */
+static bool need_verdict(struct cuda_state *state, struct device_fence *fence)
+{
+	/* It is asked for with each launch, by all lanes. */
+	if (fence->verdict)
+		return true;
+	pthread_mutex_lock(&state->idle_lock);
+	for (size_t i = 0; i < VERDICTS / 64 && !fence->verdict; i++) {
+		unsigned int bit;
+
+		if (!~state->verdicts_taken[i])
+			continue;
+		bit = (unsigned int)__builtin_ctzll(~state->verdicts_taken[i]);
+		state->verdicts_taken[i] |= 1ull << bit;
+		fence->verdict = &state->verdicts[i * 64 + bit];
+	}
+	pthread_mutex_unlock(&state->idle_lock);
+	return fence->verdict;
+}
+
+static void give_verdict(struct cuda_state *state, struct device_fence *fence)
+{
+	size_t number = (size_t)(fence->verdict - state->verdicts);
+
+	*fence->verdict = 0;
+	fence->verdict = NULL;
+	pthread_mutex_lock(&state->idle_lock);
+	state->verdicts_taken[number / 64] &= ~(1ull << number % 64);
+	pthread_mutex_unlock(&state->idle_lock);
 }
 
 static void gpu_fence_close(struct pen_device *device, struct device_fence *fence)
@@ -360,9 +423,12 @@ static void gpu_fence_close(struct pen_device *device, struct device_fence *fenc
 	void *event = fence->handle;
 
 	fence->handle = NULL;
-	/* In a forked child the event is not ours, and a thread of the parent may hold the lock. */
-	if (!event || device_inherited(device) || idle_keep(state, &state->events, event) ||
-	    push(device, NULL))
+	/* In a forked child nothing of it is ours, and a thread of the parent may hold the lock. */
+	if (device_inherited(device))
+		return;
+	if (fence->verdict)
+		give_verdict(state, fence);
+	if (!event || idle_keep(state, &state->events, event) || push(device, NULL))
 		return;
 	state->api->cuEventDestroy_v2(event);
 	pop(device);
@@ -391,7 +457,7 @@ static int gpu_fence_behind(struct pen_device *device, void *callers_stream,
 {
 	int rc = push(device, err);
 
-	fence->handle = NULL;
+	*fence = (struct device_fence){ .handle = NULL };
 	if (rc)
 		return rc;
 	rc = record(device, fence, callers_stream, err);
@@ -485,6 +551,214 @@ static cuda_result copy_rows(const struct cuda_api *api, const struct device_cop
 	return CUDA(api, cuMemcpy2DAsync_v2, &rows, stream);
 }
 
+/* -------------------------------------------------------------------------------- kernels -- */
+
+/* Is it the machine that says no, for good, and not the moment? */
+static bool stays_so(cuda_result result)
+{
+	switch (result) {
+	case CUDA_INVALID_IMAGE:
+	case CUDA_NO_BINARY:
+	case CUDA_INVALID_PTX:
+	case CUDA_NO_PTX_COMPILER:
+	case CUDA_UNSUPPORTED_PTX:
+	case CUDA_PTX_DISABLED:
+	case CUDA_NOT_FOUND:
+	case CUDA_NOT_SUPPORTED:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* What a driver says no to, a core can do. */
+static int no_kernels(struct pen_device *device, cuda_result result, const char *operation,
+		      bool *for_good, struct pen_error *err)
+{
+	*for_good = stays_so(result);
+	fail(device, result, operation, err);
+	return err->code = -ENOTSUP;
+}
+
+/* By whoever loads the kernels, with the context current. */
+static int make_verdicts(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	void *memory;
+	int rc = os_map_huge(VERDICT_BYTES, device_node(device), &memory);
+
+	if (rc) {
+		error_sys(err, rc, "make verdicts for", device->name, -1);
+		return err->code = -ENOTSUP;
+	}
+	/* A damaged chunk would go unseen if a fork left the GPU with other pages than ours. */
+	os_not_inherited(memory, VERDICT_BYTES);
+	if (device_pin(device, memory, VERDICT_BYTES, false, err)) {
+		os_unmap(memory, VERDICT_BYTES);
+		return err->code = -ENOTSUP;
+	}
+	state->verdicts = memory;
+	return 0;
+}
+
+static int find_kernels(struct pen_device *device, bool *for_good, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	const struct cuda_api *api = state->api;
+	cuda_result result = 0;
+
+	for (uint64_t i = 1; i < PEN_FORMS && !result; i++)
+		result = CUDA(api, cuModuleGetFunction, &state->functions[i], state->module,
+			      form_of(i)->kernel);
+	for (unsigned int i = 0; i < CODING_KERNELS && !result; i++)
+		result = CUDA(api, cuModuleGetFunction, &state->decoders[i], state->module,
+			      coding_kernels[i].name);
+	return result ? no_kernels(device, result, "find a kernel on", for_good, err)
+		      : make_verdicts(device, err);
+}
+
+/* -ENOTSUP with words; `for_good` where there is no use in trying again. */
+static int load_kernels(struct pen_device *device, bool *for_good, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	const struct cuda_api *api = state->api;
+	int same = 0, rc;
+	cuda_result result;
+
+	*for_good = true;
+	if (!api->cuModuleLoadData || !api->cuModuleUnload || !api->cuModuleGetFunction ||
+	    !api->cuLaunchKernel)
+		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
+				 "the driver starts no kernels");
+	result = CUDA(api, cuDeviceGetAttribute, &same, CUDA_ATTRIBUTE_HOST_POINTERS,
+		      state->device);
+	*for_good = !result;
+	if (result || !same)
+		return error_set(err, -ENOTSUP, "load kernels on", device->name, -1,
+				 "this GPU does not read the host's memory by itself");
+	*for_good = false;
+	result = CUDA(api, cuModuleLoadData, &state->module, kernels_image);
+	if (result) {
+		state->module = NULL;
+		return no_kernels(device, result, "load kernels on", for_good, err);
+	}
+	rc = find_kernels(device, for_good, err);
+	if (rc) {
+		api->cuModuleUnload(state->module);
+		state->module = NULL;
+	}
+	return rc;
+}
+
+/* Under the lock: they are not there yet. */
+static int try_kernels(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	bool for_good;
+	int rc = load_kernels(device, &for_good, err);
+
+	if (!rc) {
+		atomic_store(&state->kernels, READY);
+	} else if (for_good) {
+		state->no_kernels = *err;
+		atomic_store(&device->no_kernels, true);
+		atomic_store(&state->kernels, BROKEN);
+	}
+	return rc;
+}
+
+/* Are there kernels? -ENOTSUP with words where not. */
+static int need_kernels(struct pen_device *device, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	int rc = 0;
+
+	if (atomic_load_explicit(&state->kernels, memory_order_acquire) == READY)
+		return 0;
+	pthread_mutex_lock(&state->kernel_lock);
+	if (atomic_load(&state->kernels) == STARTING) {
+		rc = try_kernels(device, err);
+	} else if (atomic_load(&state->kernels) == BROKEN) {
+		*err = state->no_kernels;
+		rc = err->code;
+	}
+	pthread_mutex_unlock(&state->kernel_lock);
+	return rc;
+}
+
+/* Others may have been queued before: so it is never -ENOTSUP, after which a core would begin. */
+static int launch_failed(struct pen_device *device, cuda_result result, struct pen_error *err)
+{
+	fail(device, result, "start a kernel on", err);
+	return err->code = -EIO;
+}
+
+/* One launch: `width` bytes of each row, from `at` on. */
+static cuda_result launch_part(const struct cuda_api *api, void *function,
+			       const struct device_copy *copy, size_t at, size_t width,
+			       void *stream)
+{
+	unsigned char *to = copy->memory + form_bytes(copy->form, at), *from = copy->host + at;
+	int numbers = (int)(width / copy->form->from_size);
+	unsigned long long rows = copy->rows, to_pitch = copy->memory_pitch,
+			   from_pitch = copy->host_pitch;
+	void *arguments[] = { &to, &from, &numbers, &rows, &to_pitch, &from_pitch };
+	unsigned int threads = width <= BLOCK_THREADS_NARROW * THREAD_BYTES ? BLOCK_THREADS_NARROW
+									    : BLOCK_THREADS;
+	/* A row begins somewhere in a line of its block. */
+	size_t blocks = (width + 127) / ((size_t)threads * THREAD_BYTES) + 1;
+	unsigned int lines = rows < GRID_ROWS_MAX ? (unsigned int)rows : GRID_ROWS_MAX;
+
+	return CUDA(api, cuLaunchKernel, function, (unsigned int)blocks, lines, 1, threads, 1, 1,
+		    0, stream, arguments, NULL);
+}
+
+static int launch(struct pen_device *device, struct device_stream *stream,
+		  const struct device_copy *copy, struct pen_error *err)
+{
+	void *function;
+	cuda_result result = 0;
+	size_t width;
+	int rc = need_kernels(device, err);
+
+	if (rc)
+		return rc;
+	function = state_of(device)->functions[form_number(copy->form)];
+	for (size_t at = 0; at < copy->width && !result; at += width) {
+		width = copy->width - at < LAUNCH_WIDTH ? copy->width - at : LAUNCH_WIDTH;
+		result = launch_part(state_of(device)->api, function, copy, at, width,
+				     stream->handle);
+	}
+	return result ? launch_failed(device, result, err) : 0;
+}
+
+/* A block for each chunk, of one warp. */
+static int gpu_decode(struct pen_device *device, struct device_stream *stream,
+		      const struct coding_part *part, unsigned int mark,
+		      struct device_fence *fence, struct pen_error *err)
+{
+	struct cuda_state *state = state_of(device);
+	struct decode_launch launch;
+	void *arguments[] = { &launch };
+	cuda_result result = 0;
+	int rc = need_kernels(device, err);
+
+	if (rc)
+		return rc;
+	if (!need_verdict(state, fence))
+		return error_set(err, -ENOTSUP, "start a kernel on", device->name, -1,
+				 "too many transfers decode at the same time");
+	for (uint64_t done = 0; done < part->count && !result; done += launch.count) {
+		coding_launch(part, done, &launch);
+		launch.verdict = fence->verdict;
+		launch.mark = mark + (unsigned int)done;
+		result = CUDA(state->api, cuLaunchKernel,
+			      state->decoders[coding_kernel(part->coding)], launch.count, 1, 1,
+			      WARP_THREADS, 1, 1, 0, stream->handle, arguments, NULL);
+	}
+	return result ? launch_failed(device, result, err) : 0;
+}
+
 static int gpu_copy(struct pen_device *device, struct device_stream *stream,
 		    const struct device_copy *copy, struct pen_error *err)
 {
@@ -492,6 +766,8 @@ static int gpu_copy(struct pen_device *device, struct device_stream *stream,
 	cuda_pointer memory = (cuda_pointer)(uintptr_t)copy->memory;
 	cuda_result result;
 
+	if (copy->form)
+		return launch(device, stream, copy, err);
 	if (copy->rows > 1)
 		result = copy_rows(api, copy, stream->handle);
 	else if (copy->to_device)
@@ -514,6 +790,12 @@ static void empty_idle(struct pen_device *device)
 		state->api->cuStreamDestroy_v2(state->streams.handles[--state->streams.count]);
 	while (state->events.count)
 		state->api->cuEventDestroy_v2(state->events.handles[--state->events.count]);
+	if (state->module)
+		state->api->cuModuleUnload(state->module);
+	if (state->verdicts) {
+		state->api->cuMemHostUnregister(state->verdicts);
+		os_unmap(state->verdicts, VERDICT_BYTES);
+	}
 	pop(device);
 }
 
@@ -526,6 +808,7 @@ static void gpu_close(struct pen_device *device)
 		empty_idle(device);
 		state->api->cuDevicePrimaryCtxRelease_v2(state->device);
 	}
+	pthread_mutex_destroy(&state->kernel_lock);
 	pthread_mutex_destroy(&state->idle_lock);
 	pthread_mutex_destroy(&state->join_lock);
 	free(state);
@@ -551,6 +834,7 @@ const struct device_ops device_cuda_ops = {
 	.fence_behind = gpu_fence_behind,
 	.wait = gpu_wait,
 	.copy = gpu_copy,
+	.decode = gpu_decode,
 	.mark = gpu_mark,
 	.poll = gpu_poll,
 	.close = gpu_close,

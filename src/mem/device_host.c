@@ -135,7 +135,7 @@ static int host_fence_open(struct pen_device *device, struct device_fence *fence
 {
 	(void)device;
 	(void)err;
-	fence->handle = NULL;
+	*fence = (struct device_fence){ .handle = NULL };
 	return 0;
 }
 
@@ -172,12 +172,26 @@ static int host_copy(struct pen_device *device, struct device_stream *stream,
 		unsigned char *memory = copy->memory + row * copy->memory_pitch;
 		unsigned char *host = copy->host + row * copy->host_pitch;
 
-		if (copy->to_device)
+		if (copy->form)
+			copy->form->apply(memory, host, copy->width / copy->form->from_size);
+		else if (copy->to_device)
 			memcpy(memory, host, copy->width);
 		else
 			memcpy(host, memory, copy->width);
 	}
 	return 0;
+}
+
+static int host_decode(struct pen_device *device, struct device_stream *stream,
+		       const struct coding_part *part, unsigned int mark,
+		       struct device_fence *fence, struct pen_error *err)
+{
+	(void)stream;
+	(void)part;
+	(void)mark;
+	(void)fence;
+	return error_set(err, -ENOTSUP, "start a kernel on", device->name, -1,
+			 "there are only cores");
 }
 
 static int host_mark(struct pen_device *device, struct device_stream *stream,
@@ -223,6 +237,7 @@ const struct device_ops device_host_ops = {
 	.fence_behind = host_fence_behind,
 	.wait = host_wait,
 	.copy = host_copy,
+	.decode = host_decode,
 	.mark = host_mark,
 	.poll = host_poll,
 	.close = host_close,

@@ -328,6 +328,12 @@ int piece_pin(struct piece *piece, struct pen_error *err)
 	return rc;
 }
 
+bool piece_pinned(const struct piece *piece)
+{
+	return piece->slab->owner &&
+	       (atomic_load(&piece->slab->state) == WHOLE || piece->pinned);
+}
+
 /* Is an idle slab of no use to the next job? What the driver did not register must not come as
  * a surprise to a job that may pin less. */
 static bool useless(const struct slab *slab)

@@ -64,6 +64,8 @@ struct piece *piece_take(struct piece_budget *budget, enum piece_need need,
  * one, in everybody's way. Memory that the device refuses can be copied from as it is, only slower.
  * Lane's thread, after device_enter(). */
 int piece_pin(struct piece *piece, struct pen_error *err);
+/* Is it registered, so that the device can read it by itself? After piece_pin(). */
+bool piece_pinned(const struct piece *piece);
 void piece_put(struct piece_budget *budget, struct piece *piece);
 /* Idle bytes that were left by jobs that gather ahead, for the next of them. */
 uint64_t piece_kept(void);

@@ -23,11 +23,13 @@ __attribute__((constructor)) static void mind_forks(void)
 }
 
 /* One entry per function: the name is both the field and the symbol. */
-#define ENTRY(name) { #name, offsetof(struct cuda_api, name) }
+#define ENTRY(name) { #name, offsetof(struct cuda_api, name), false }
+#define OPTIONAL(name) { #name, offsetof(struct cuda_api, name), true }
 
 static const struct {
 	const char *symbol;
 	size_t field;
+	bool optional;
 } entries[] = {
 	ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet),
 	ENTRY(cuDeviceGetAttribute), ENTRY(cuDeviceGetPCIBusId), ENTRY(cuDevicePrimaryCtxRetain),
@@ -38,7 +40,8 @@ static const struct {
 	ENTRY(cuMemcpyDtoHAsync_v2), ENTRY(cuMemcpy2DAsync_v2), ENTRY(cuStreamCreate),
 	ENTRY(cuStreamDestroy_v2), ENTRY(cuStreamSynchronize), ENTRY(cuStreamWaitEvent),
 	ENTRY(cuEventCreate), ENTRY(cuEventDestroy_v2), ENTRY(cuEventRecord), ENTRY(cuEventQuery),
-	ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
+	ENTRY(cuGetErrorName), ENTRY(cuGetErrorString), OPTIONAL(cuModuleLoadData),
+	OPTIONAL(cuModuleUnload), OPTIONAL(cuModuleGetFunction), OPTIONAL(cuLaunchKernel),
 };
 
 static void open_driver(void)
@@ -55,7 +58,7 @@ static void open_driver(void)
 	for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
 		void *symbol = dlsym(library, entries[i].symbol);
 
-		if (!symbol) {
+		if (!symbol && !entries[i].optional) {
 			error_set(&open_error, -ENOSYS, "open", "the NVIDIA driver", -1,
 				  "libcuda.so.1 has no %s", entries[i].symbol);
 			error_hint(&open_error, "Update the NVIDIA driver");

@@ -21,16 +21,25 @@ enum {
 	CUDA_NOT_INITIALIZED = 3,
 	CUDA_NO_DEVICE = 100,
 	CUDA_INVALID_DEVICE = 101,
+	CUDA_INVALID_IMAGE = 200,
+	CUDA_NO_BINARY = 209,
+	CUDA_INVALID_PTX = 218,
+	CUDA_NO_PTX_COMPILER = 221,
+	CUDA_UNSUPPORTED_PTX = 222,
+	CUDA_PTX_DISABLED = 223,
+	CUDA_NOT_FOUND = 500,
 	CUDA_NOT_READY = 600,
 	CUDA_ALREADY_REGISTERED = 712,
 	CUDA_NOT_PERMITTED = 800,
 	CUDA_NOT_SUPPORTED = 801,
 	CUDA_FAULT_INJECTED = 999,	/* CUDA_ERROR_UNKNOWN: what the fault hook yields */
 
+	CUDA_ATTRIBUTE_HOST_POINTERS = 91,
 	CUDA_ATTRIBUTE_READ_ONLY_REGISTER = 113,
 	CUDA_STREAM_NON_BLOCKING = 1,
 	CUDA_EVENT_NO_TIMING = 2,
 	CUDA_REGISTER_PORTABLE = 1,
+	CUDA_REGISTER_DEVICEMAP = 2,
 	CUDA_REGISTER_READ_ONLY = 8,
 	CUDA_MEMORY_HOST = 1,
 	CUDA_MEMORY_DEVICE = 2,
@@ -88,6 +97,13 @@ struct cuda_api {
 	cuda_result (*cuEventQuery)(void *);
 	cuda_result (*cuGetErrorName)(cuda_result, const char **);
 	cuda_result (*cuGetErrorString)(cuda_result, const char **);
+	/* For kernels; NULL where the driver has them not. */
+	cuda_result (*cuModuleLoadData)(void **, const void *);
+	cuda_result (*cuModuleUnload)(void *);
+	cuda_result (*cuModuleGetFunction)(void **, void *, const char *);
+	cuda_result (*cuLaunchKernel)(void *, unsigned int, unsigned int, unsigned int,
+				      unsigned int, unsigned int, unsigned int, unsigned int,
+				      void *, void **, void **);
 };
 
 /* The table; opened on first use and kept. NULL with words where there is no usable driver. */

@@ -58,6 +58,7 @@ def test_tensors_are_those_that_the_package_sees(penstock, model, shards):
                 for entry in seen_by_the_package(path)]
     for entry in found["tensors"]:
         power = entry.pop("alignment")
+        assert entry.pop("coding") == "none" and entry.pop("stored_bytes") == entry["bytes"]
         assert entry["offset"] % power == 0 and power & (power - 1) == 0
         assert power == 4096 or entry["offset"] % (2 * power)
     key = lambda entry: (entry["file"], entry["offset"], entry["name"])
@@ -69,8 +70,9 @@ def test_tensors_are_those_that_the_package_sees(penstock, model, shards):
         assert file["bytes"] == (folder / file["name"]).stat().st_size
         assert file["metadata"] == {"format": "pt"}
     total = sum(entry["bytes"] for entry in expected)
-    assert found["total"] == {"tensors": len(expected), "bytes": total, "dtypes": [
-        {"dtype": "BF16", "tensors": len(expected), "bytes": total}]}
+    assert found["total"] == {
+        "tensors": len(expected), "bytes": total, "stored_bytes": total, "dtypes": [
+            {"dtype": "BF16", "tensors": len(expected), "bytes": total, "stored_bytes": total}]}
     assert found["warnings"] == [] and found["model"] == str(folder)
 
 
@@ -195,7 +197,8 @@ def test_scalars_empty_tensors_and_empty_files(penstock, tmp_path):
     assert shapes == {"scalar": ([], 4), "empty": ([3, 0, 2], 0)}
     assert re.search(r"^  scalar +F32 +\[\] +4 ", penstock.ok("inspect", path).out, re.M)
     nothing = write(tmp_path / "b.safetensors", {})
-    assert inspect(penstock, nothing)["total"] == {"tensors": 0, "bytes": 0, "dtypes": []}
+    assert inspect(penstock, nothing)["total"] == {
+        "tensors": 0, "bytes": 0, "stored_bytes": 0, "dtypes": []}
     assert "0 tensors, 0 B" in penstock.ok("inspect", nothing).out
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from cli_program import ROOT
 
-COMMANDS = ["load", "inspect", "verify", "ckpt", "copy", "explain", "make-model", "completion"]
+COMMANDS = ["load", "inspect", "verify", "ckpt", "copy", "explain", "pack", "unpack", "make-model",
+            "completion"]
 
 
 def table(penstock, command):

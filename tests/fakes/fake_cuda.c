@@ -14,7 +14,9 @@
  *     would forgive or overlook is a recorded violation.
  *  5. A late error poisons its context: nothing more runs there, and every call reports it.
  *  6. One mutex covers all state, copies included; a sleep for an injected delay is outside it.
- *  7. A synchronous copy from memory that is not registered has read its source when it returns,
+ *  7. A kernel is one of ours, known by its name, and its twin in C runs in its place, late like a
+ *     copy. It may use host memory only that is registered and mapped for the device.
+ *  8. A synchronous copy from memory that is not registered has read its source when it returns,
  *     and nothing more: the bytes arrive in the order of the legacy stream, late.
  */
 #ifndef _GNU_SOURCE
@@ -35,6 +37,8 @@
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/coding.h"
+#include "base/floats.h"
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -44,6 +48,8 @@ typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef const struct kernel *CUfunction;
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *);
 
@@ -79,8 +85,10 @@ _Static_assert(offsetof(CUDA_MEMCPY2D, dstHost) == 80, "CUDA_MEMCPY2D_v2 layout"
 	X(CUDA_ERROR_DEVICE_UNAVAILABLE, 46) \
 	X(CUDA_ERROR_NO_DEVICE, 100) \
 	X(CUDA_ERROR_INVALID_DEVICE, 101) \
+	X(CUDA_ERROR_INVALID_IMAGE, 200) \
 	X(CUDA_ERROR_INVALID_CONTEXT, 201) \
 	X(CUDA_ERROR_MAP_FAILED, 205) \
+	X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209) \
 	X(CUDA_ERROR_ECC_UNCORRECTABLE, 214) \
 	X(CUDA_ERROR_OPERATING_SYSTEM, 304) \
 	X(CUDA_ERROR_INVALID_HANDLE, 400) \
@@ -88,6 +96,7 @@ _Static_assert(offsetof(CUDA_MEMCPY2D, dstHost) == 80, "CUDA_MEMCPY2D_v2 layout"
 	X(CUDA_ERROR_NOT_READY, 600) \
 	X(CUDA_ERROR_ILLEGAL_ADDRESS, 700) \
 	X(CUDA_ERROR_LAUNCH_TIMEOUT, 702) \
+	X(CUDA_ERROR_MISALIGNED_ADDRESS, 716) \
 	X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709) \
 	X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712) \
 	X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713) \
@@ -149,6 +158,10 @@ enum {
 	X(cuStreamQuery) \
 	X(cuStreamWaitEvent) \
 	X(cuLaunchHostFunc) \
+	X(cuModuleLoadData) \
+	X(cuModuleUnload) \
+	X(cuModuleGetFunction) \
+	X(cuLaunchKernel) \
 	X(cuEventCreate) \
 	X(cuEventDestroy_v2) \
 	X(cuEventRecord) \
@@ -216,11 +229,15 @@ static const char *const fn_names[FN_COUNT] = {
 #define PAGE			4096UL
 #define STREAM_TAG		0x5e00000000000000UL
 #define EVENT_TAG		0x5d00000000000000UL
+#define MODULE_TAG		0x5c00000000000000UL
+#define FATBIN_MAGIC		0xba55ed50U
+#define KERNEL_NUMBERS_MAX	(1 << 28)
 
 #define MEMTYPE_HOST		1U
 #define MEMTYPE_DEVICE		2U
 #define MEMTYPE_UNIFIED		4U
 
+#define REGISTER_DEVICEMAP	0x02U
 #define REGISTER_IOMEMORY	0x04U
 #define REGISTER_READ_ONLY	0x08U
 #define REGISTER_ALL		0x0fU
@@ -237,6 +254,7 @@ struct context {
 	int refs;
 	CUresult sticky;
 	size_t null_stream;	/* index + 1, 0 before first use */
+	unsigned long modules;	/* loaded */
 };
 
 enum op_kind { OP_COPY, OP_SET, OP_WAIT, OP_RECORD, OP_HOST };
@@ -246,14 +264,48 @@ struct side {
 	bool host;
 	uintptr_t at;
 	size_t pitch;
+	size_t width;		/* of a row, where that is not the copy's: of a kernel */
 };
+
+/* A kernel of src/kernels, and what it does to one number; or what it decodes. */
+struct kernel {
+	const char *name;
+	size_t from_size, to_size;
+	void (*change)(void *to, const void *from);
+	unsigned int decodes;		/* number in coding_kernels + 1; 0: it does not */
+};
+
+#define KERNELS(X) \
+	X(bf16_to_f16, floats_half, floats_half) \
+	X(bf16_to_f32, floats_half, floats_single) \
+	X(f16_to_bf16, floats_half, floats_half) \
+	X(f16_to_f32, floats_half, floats_single) \
+	X(f32_to_bf16, floats_single, floats_half) \
+	X(f32_to_f16, floats_single, floats_half)
+
+#define X(name, From, To) \
+	static void change_##name(void *to, const void *from) \
+	{ \
+		*(To *)to = floats_##name(*(const From *)from); \
+	}
+KERNELS(X)
+#undef X
+
+static const struct kernel kernels[] = {
+#define X(name, From, To) { "convert_" #name, sizeof(From), sizeof(To), change_##name, 0 },
+	KERNELS(X)
+#undef X
+};
+
+static struct kernel decoders[CODING_KERNELS];
 
 struct op {
 	struct op *next;
 	uint64_t seq;
 	enum op_kind kind;
 	struct side dst, src;
-	unsigned char *staged;	/* the source's bytes, where the call took them along */
+	unsigned char *staged;	/* what the call took along: the source's bytes, or what a kernel
+				   that decodes was told */
 	size_t width, height;
 	unsigned char value;
 	bool poisoned;
@@ -261,6 +313,7 @@ struct op {
 	uint64_t wait_seq;
 	CUhostFn fn;
 	void *argument;
+	const struct kernel *kernel;	/* of a copy that one makes */
 };
 
 struct stream {
@@ -661,6 +714,16 @@ static enum host_kind host_kind(uintptr_t at, size_t n, const struct registratio
 	return HOST_REGISTERED;
 }
 
+/* May a kernel use this host memory? Only what was registered to be mapped for the device is in its
+ * address space by the driver's word. */
+static bool kernel_reaches(uintptr_t at, size_t n, bool write)
+{
+	const struct registration *r;
+
+	return host_kind(at, n, &r) == HOST_REGISTERED && (r->flags & REGISTER_DEVICEMAP) &&
+	       !(write && (r->flags & REGISTER_READ_ONLY));
+}
+
 static bool still_mapped(uintptr_t at, size_t n)
 {
 	static unsigned char vec[16384];
@@ -705,10 +768,15 @@ static bool map_allows(uintptr_t at, size_t n, bool write)
 	return want >= end;
 }
 
+static size_t side_width(const struct side *s, const struct op *op)
+{
+	return s->width ? s->width : op->width;
+}
+
 static bool side_touches(const struct side *s, const struct op *op, bool host, uintptr_t at,
 			 size_t n)
 {
-	size_t span = (op->height - 1) * s->pitch + op->width;
+	size_t span = (op->height - 1) * s->pitch + side_width(s, op);
 
 	return s->host == host && s->at < at + n && at < s->at + span;
 }
@@ -841,10 +909,30 @@ static unsigned char *translate(const struct side *s, size_t span)
 	return a ? a->bytes + (s->at - a->at) : NULL;
 }
 
+static void run_row(const struct op *op, unsigned char *dst, const unsigned char *src)
+{
+	const struct kernel *k = op->kernel;
+
+	if (!k) {
+		memmove(dst, src, op->width);
+		return;
+	}
+	if (k->decodes) {
+		const struct coding_kernel *decoder = &coding_kernels[k->decodes - 1];
+		struct decode_launch *launch = (struct decode_launch *)(void *)op->staged;
+
+		launch->to = dst;
+		decode_run(launch, decoder->kind, form_of(decoder->form));
+		return;
+	}
+	for (size_t i = 0; i < op->width / k->from_size; i++)
+		k->change(dst + i * k->to_size, src + i * k->from_size);
+}
+
 static CUresult run_copy(const struct op *op)
 {
-	size_t dspan = (op->height - 1) * op->dst.pitch + op->width;
-	size_t sspan = (op->height - 1) * op->src.pitch + op->width;
+	size_t dspan = (op->height - 1) * op->dst.pitch + side_width(&op->dst, op);
+	size_t sspan = (op->height - 1) * op->src.pitch + side_width(&op->src, op);
 	unsigned char *dst = translate(&op->dst, dspan);
 	unsigned char *src = translate(&op->src, sspan);
 	const struct rule *late = match(&cfg.fail_late, FN_COUNT, executed + 1);
@@ -863,10 +951,10 @@ static CUresult run_copy(const struct op *op)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	}
 	for (size_t y = 0; y < op->height; y++)
-		memmove(dst + y * op->dst.pitch, src + y * op->src.pitch, op->width);
+		run_row(op, dst + y * op->dst.pitch, src + y * op->src.pitch);
 	if (match(&cfg.corrupt, FN_COUNT, executed)) {
 		injected++;
-		dst[op->height / 2 * op->dst.pitch + op->width / 2] ^= 0xff;
+		dst[op->height / 2 * op->dst.pitch + side_width(&op->dst, op) / 2] ^= 0xff;
 	}
 	if (op->src.host && !op->dst.host)
 		bytes_h2d += n;
@@ -1205,10 +1293,11 @@ static void context_destroy(struct context *c)
 		}
 	}
 	abandoned += nc;
-	if (na + nr + ns + ne + nc)
+	if (na + nr + ns + ne + nc + c->modules)
 		violate("context of device %d released with %lu allocations, %lu registrations, "
-			"%lu streams, %lu events, %lu queued copies",
-			c->device, na, nr, ns, ne, nc);
+			"%lu streams, %lu events, %lu queued copies, %lu modules",
+			c->device, na, nr, ns, ne, nc, c->modules);
+	c->modules = 0;
 	c->sticky = CUDA_SUCCESS;
 	c->null_stream = 0;
 }
@@ -1883,6 +1972,196 @@ API(cuLaunchHostFunc, CUstream h, CUhostFn fn, void *argument)
 	return leave(CUDA_SUCCESS);
 }
 
+/* ------------------------------------------------------------------ kernels */
+
+API(cuModuleLoadData, CUmodule *out, const void *image)
+{
+	struct context *c;
+	uint32_t magic;
+
+	ENTER(cuModuleLoadData, USABLE, &c);
+	if (!out || !image || (uintptr_t)image % 8)
+		return leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(&magic, image, sizeof(magic));
+	if (magic != FATBIN_MAGIC)
+		return leave(CUDA_ERROR_INVALID_IMAGE);
+	c->modules++;
+	*out = (CUmodule)(MODULE_TAG | (unsigned long)c->device);
+	return leave(CUDA_SUCCESS);
+}
+
+static bool bad_module(const struct context *c, CUmodule module)
+{
+	return !c->modules || module != (CUmodule)(MODULE_TAG | (unsigned long)c->device);
+}
+
+API(cuModuleUnload, CUmodule module)
+{
+	struct context *c;
+
+	ENTER(cuModuleUnload, NEED_CTX, &c);
+	if (bad_module(c, module)) {
+		violate("unload of an invalid module %p", (void *)module);
+		return leave(CUDA_ERROR_INVALID_HANDLE);
+	}
+	c->modules--;
+	return leave(release_rc(c, CUDA_SUCCESS));
+}
+
+API(cuModuleGetFunction, CUfunction *out, CUmodule module, const char *name)
+{
+	struct context *c;
+
+	ENTER(cuModuleGetFunction, USABLE, &c);
+	if (!out || !name || bad_module(c, module))
+		return leave(CUDA_ERROR_INVALID_VALUE);
+	for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
+		if (!strcmp(kernels[i].name, name)) {
+			*out = &kernels[i];
+			return leave(CUDA_SUCCESS);
+		}
+	}
+	for (unsigned int i = 0; i < CODING_KERNELS; i++) {
+		if (!strcmp(coding_kernels[i].name, name)) {
+			decoders[i] = (struct kernel){ .name = name, .decodes = i + 1 };
+			*out = &decoders[i];
+			return leave(CUDA_SUCCESS);
+		}
+	}
+	return leave(CUDA_ERROR_NOT_FOUND);
+}
+
+/* What a launch would do to memory; the real driver does not look, and the context is lost. */
+static CUresult check_kernel(struct context *c, const struct op *op)
+{
+	const struct kernel *k = op->kernel;
+	size_t sspan = (op->height - 1) * op->src.pitch + op->src.width;
+	size_t dspan = (op->height - 1) * op->dst.pitch + op->dst.width;
+
+	if (op->src.width / k->from_size > KERNEL_NUMBERS_MAX)
+		violate("a kernel that counts in 32 bits was given too many numbers");
+	else if (op->src.at % k->from_size || op->dst.at % k->to_size ||
+		 (op->height > 1 && (op->src.pitch % k->from_size || op->dst.pitch % k->to_size)))
+		violate("a kernel was given an address that is not aligned");
+	else if (!kernel_reaches(op->src.at, sspan, false))
+		violate("a kernel reads host memory that is not registered and mapped for it");
+	else if (!alloc_find(op->dst.at, dspan))
+		violate("a kernel writes outside of an allocation");
+	else
+		return CUDA_SUCCESS;
+	c->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+	return CUDA_SUCCESS;
+}
+
+/* The bytes that a launch reads; 0 where what it was told of its chunks contradicts itself. */
+static size_t decode_bytes(const struct decode_launch *launch, enum planes_kind kind)
+{
+	uint32_t bytes = 0;
+
+	if (!launch->count || launch->count > DECODE_CHUNKS ||
+	    (launch->values + PLANES_CHUNK - 1) / PLANES_CHUNK != launch->count)
+		return 0;
+	for (uint32_t i = 0; i < launch->count; i++) {
+		const struct decode_chunk *known = &launch->chunks[i];
+		uint32_t left = launch->values - i * PLANES_CHUNK;
+		uint32_t count = left < PLANES_CHUNK ? left : PLANES_CHUNK;
+		struct planes_chunk chunk = { .coded = known->coded,
+					      .bytes = planes_plain(kind, count) };
+		struct planes_parts parts;
+
+		memcpy(chunk.escapes, known->escapes, sizeof(chunk.escapes));
+		if (known->coded) {
+			planes_parts(kind, count, chunk.escapes, &parts);
+			chunk.bytes = parts.end;
+		}
+		if (known->at != bytes || !planes_check(kind, count, &chunk))
+			return 0;
+		bytes += chunk.bytes;
+	}
+	return bytes;
+}
+
+/* What a launch that decodes would do to memory. */
+static CUresult check_decoder(struct context *c, struct op *op, const struct decode_launch *launch)
+{
+	const struct coding_kernel *decoder = &coding_kernels[op->kernel->decodes - 1];
+	const struct form *form = form_of(decoder->form);
+	size_t size = form ? form->to_size : planes_shapes[decoder->kind].bytes;
+
+	op->src.at = (uintptr_t)launch->from;
+	op->dst.at = (uintptr_t)launch->to;
+	op->height = 1;
+	op->width = op->src.width = decode_bytes(launch, decoder->kind);
+	op->dst.width = (size_t)((launch->rows - 1) * launch->memory_pitch) +
+			(size_t)launch->length * size;
+	if (!op->width)
+		violate("a kernel was told of chunks that contradict themselves");
+	else if (op->src.at % 16 || op->dst.at % size || launch->memory_pitch % (long long)size)
+		violate("a kernel was given an address that is not aligned");
+	else if (!kernel_reaches(op->src.at, op->src.width, false) ||
+		 !kernel_reaches((uintptr_t)launch->verdict, 4, true))
+		violate("a kernel uses host memory that is not registered and mapped for it");
+	else if (!alloc_find(op->dst.at, op->dst.width))
+		violate("a kernel writes outside of an allocation");
+	else
+		return CUDA_SUCCESS;
+	c->sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+	return CUDA_SUCCESS;
+}
+
+/* A launch takes its arguments along. */
+static CUresult launch_decoder(struct context *c, struct stream *s, struct op op,
+			       const struct decode_launch *launch)
+{
+	CUresult rc = check_decoder(c, &op, launch);
+
+	if (rc != CUDA_SUCCESS || c->sticky != CUDA_SUCCESS)
+		return rc;
+	op.staged = malloc(sizeof(*launch));
+	if (!op.staged)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	memcpy(op.staged, launch, sizeof(*launch));
+	enqueue(s, op);
+	return CUDA_SUCCESS;
+}
+
+API(cuLaunchKernel, CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+    unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared, CUstream h,
+    void **arguments, void **extra)
+{
+	struct context *c;
+	struct stream *s;
+	struct op op = { .kind = OP_COPY, .kernel = f, .src.host = true };
+	CUresult rc;
+
+	ENTER(cuLaunchKernel, USABLE, &c);
+	rc = stream_get(h, c, &s);
+	if (rc != CUDA_SUCCESS)
+		return leave(rc);
+	if (!f || !gx || !gy || gy > 65535 || gz != 1 || !bx || bx > 1024 || bx % 32 || by != 1 ||
+	    bz != 1 || shared || !arguments || extra)
+		return leave(CUDA_ERROR_INVALID_VALUE);
+	if (f->decodes) {
+		const struct decode_launch *launch = arguments[0];
+
+		if (gx != launch->count || gy != 1 || bx != 32)
+			return leave(CUDA_ERROR_INVALID_VALUE);
+		return leave(launch_decoder(c, s, op, launch));
+	}
+	op.dst.at = *(uintptr_t *)arguments[0];
+	op.src.at = *(uintptr_t *)arguments[1];
+	op.width = (size_t)*(int *)arguments[2] * f->from_size;
+	op.height = *(unsigned long long *)arguments[3];
+	op.dst.pitch = *(unsigned long long *)arguments[4];
+	op.src.pitch = *(unsigned long long *)arguments[5];
+	op.src.width = op.width;
+	op.dst.width = op.width / f->from_size * f->to_size;
+	rc = check_kernel(c, &op);
+	if (rc == CUDA_SUCCESS && c->sticky == CUDA_SUCCESS)
+		enqueue(s, op);
+	return leave(rc);
+}
+
 /* For the fake libcufile alone, whose copies in streams of its own end there; see on_settle. */
 EXPORT void fake_cuda_on_settle(void (*fn)(CUcontext));
 EXPORT void fake_cuda_on_settle(void (*fn)(CUcontext))
@@ -2150,7 +2429,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, uint
 /* ------------------------------------------------------------------ accounting */
 
 struct tally {
-	unsigned long allocs, regs, streams, events, retained, queued;
+	unsigned long allocs, regs, streams, events, modules, retained, queued;
 	size_t alloc_bytes;
 };
 
@@ -2164,15 +2443,18 @@ static struct tally take_stock(void)
 		t.streams += streams[i] && !streams[i]->implicit && !streams[i]->zombie;
 	for (size_t i = 0; i < n_events; i++)
 		t.events += events[i] != NULL;
-	for (int i = 0; i < MAX_DEVICES; i++)
+	for (int i = 0; i < MAX_DEVICES; i++) {
 		t.retained += (unsigned long)contexts[i].refs;
+		t.modules += contexts[i].modules;
+	}
 	t.queued = queued_copies() + abandoned;
 	return t;
 }
 
 static unsigned long total(const struct tally *t)
 {
-	return t->allocs + t->regs + t->streams + t->events + t->retained + t->queued + violations;
+	return t->allocs + t->regs + t->streams + t->events + t->modules + t->retained +
+	       t->queued + violations;
 }
 
 static void write_text(FILE *f, const struct tally *t)
@@ -2244,6 +2526,7 @@ static void write_report(const struct tally *t)
 	fprintf(f, "\t\"live_registrations\": %lu,\n", t->regs);
 	fprintf(f, "\t\"live_streams\": %lu,\n", t->streams);
 	fprintf(f, "\t\"live_events\": %lu,\n", t->events);
+	fprintf(f, "\t\"live_modules\": %lu,\n", t->modules);
 	fprintf(f, "\t\"retained_contexts\": %lu,\n", t->retained);
 	fprintf(f, "\t\"queued_copies\": %lu,\n", t->queued);
 	fprintf(f, "\t\"executed_copies\": %lu,\n", executed);

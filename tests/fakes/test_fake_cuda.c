@@ -83,6 +83,11 @@ struct copy2d {
 	X(cuStreamSynchronize, handle) \
 	X(cuStreamQuery, handle) \
 	X(cuStreamWaitEvent, handle, handle, unsigned int) \
+	X(cuModuleLoadData, handle *, const void *) \
+	X(cuModuleUnload, handle) \
+	X(cuModuleGetFunction, handle *, handle, const char *) \
+	X(cuLaunchKernel, handle, unsigned int, unsigned int, unsigned int, unsigned int, \
+	  unsigned int, unsigned int, unsigned int, handle, void **, void **) \
 	X(cuEventCreate, handle *, unsigned int) \
 	X(cuEventDestroy_v2, handle) \
 	X(cuEventRecord, handle, handle) \
@@ -628,6 +633,67 @@ static void t_default_streams(void)
 	stop();
 }
 
+/* A kernel runs late, by its twin, and what would be the end of a real context is one here. */
+static void t_kernels(void)
+{
+	static const _Alignas(8) uint32_t image[2] = { 0xba55ed50 }, other[2];
+	uint16_t *p = (uint16_t *)pages(SIZE);
+	unsigned long long rows = 2, to_pitch = 12, from_pitch = 8;
+	const void *from = p;
+	uint32_t back[6];
+	int numbers = 2;
+	handle module, kernel;
+	dptr d;
+	void *arguments[] = { &d, &from, &numbers, &rows, &to_pitch, &from_pitch };
+
+	start();
+	IS(200, cuModuleLoadData(&module, other));
+	OK(cuModuleLoadData(&module, image));
+	IS(500, cuModuleGetFunction(&kernel, module, "convert_nothing"));
+	OK(cuModuleGetFunction(&kernel, module, "convert_bf16_to_f32"));
+	OK(cuMemHostRegister_v2(p, SIZE, 2));
+	OK(cuMemAlloc_v2(&d, sizeof(back)));
+	IS(1, cuLaunchKernel(kernel, 0, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	OK(cuLaunchKernel(kernel, 1, 2, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	for (uint16_t i = 0; i < 8; i++)
+		p[i] = (uint16_t)(0x3f80 + i);
+	OK(cuMemcpyDtoH_v2(back, d, sizeof(back)));
+	CHECK(back[0] == 0x3f800000 && back[1] == 0x3f810000);
+	CHECK(back[2] == 0xa5a5a5a5);
+	CHECK(back[3] == 0x3f840000 && back[4] == 0x3f850000);
+	from = (const char *)p + 1;
+	OK(cuLaunchKernel(kernel, 1, 2, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	IS(700, cuCtxSynchronize());
+	IS(700, cuModuleUnload(module));
+	IS(700, cuMemFree_v2(d));
+	IS(700, cuMemHostUnregister(p));
+	CHECK(fake_cuda_leaks(NULL, 0) == 2);	/* the context, and a word about the address */
+}
+
+static void t_kernels_want_mapped_memory(void)
+{
+	static const _Alignas(8) uint32_t image[2] = { 0xba55ed50 };
+	uint16_t *p = (uint16_t *)pages(SIZE);
+	unsigned long long rows = 1, pitch = 0;
+	const void *from = p;
+	int numbers = 2;
+	handle module, kernel;
+	dptr d;
+	void *arguments[] = { &d, &from, &numbers, &rows, &pitch, &pitch };
+
+	start();
+	OK(cuModuleLoadData(&module, image));
+	OK(cuModuleGetFunction(&kernel, module, "convert_bf16_to_f32"));
+	OK(cuMemHostRegister_v2(p, SIZE, 1));
+	OK(cuMemAlloc_v2(&d, 8));
+	OK(cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	IS(700, cuCtxSynchronize());
+	IS(700, cuModuleUnload(module));
+	IS(700, cuMemFree_v2(d));
+	IS(700, cuMemHostUnregister(p));
+	CHECK(fake_cuda_leaks(NULL, 0) == 2);	/* the context, and a word about the memory */
+}
+
 static void t_2d(void)
 {
 	unsigned char *p = pages(SIZE);
@@ -1055,6 +1121,8 @@ static const struct {
 	{ "put late", t_put_late, 0, { { "FAKE_CUDA_STRICT", "1" } } },
 	{ "default streams", t_default_streams, 0, {} },
 	{ "2d", t_2d, 0, {} },
+	{ "kernels", t_kernels, 0, {} },
+	{ "kernels want mapped memory", t_kernels_want_mapped_memory, 0, {} },
 	{ "fail", t_fail, 0,
 	  { { "FAKE_CUDA_FAIL",
 	      "cuMemAlloc_v2:2=2,cuEventCreate:*=304,cuMemcpyDtoDAsync:2+=700" } } },

@@ -15,6 +15,7 @@
  * the last case checks.
  */
 #include "../conform/kit.h"
+#include "base/form.h"
 #include "sys/fault.h"
 
 #define SIZE (5 * MIB + 4097)	/* more than one piece, worth a ring, with a ragged end */
@@ -32,6 +33,7 @@ struct scenario {
 	bool allocates;		/* the job allocates the memory it reads into */
 	const char *inject;	/* what a store does besides; a write then asks for groups */
 	bool saves;		/* as a tensor of a safetensors file */
+	uint64_t form;		/* that a read gives its bytes; one that keeps their number */
 };
 
 enum { ONCE, FOR_GOOD };
@@ -122,13 +124,20 @@ static bool is_old(const struct scenario *scenario)
 }
 
 /* Bytes of a device, seen without faults. */
-static void check_memory(struct pen_device *device, void *memory, uint64_t size)
+static void check_memory(struct pen_device *device, void *memory, const struct scenario *scenario)
 {
-	unsigned char *mirror = malloc(size);
+	const struct form *form = form_of(scenario->form);
+	uint64_t size = scenario->size;
+	unsigned char *mirror = malloc(size), *expected = malloc(size), *formed = malloc(size);
 
 	OK(pen_device_get(device, mirror, memory, size, &kit_err));
-	CHECK_EQ(pattern_check(mirror, size, 0), size);
+	pattern_fill(expected, size, 0);
+	if (form)
+		form->apply(formed, expected, size / form->from_size);
+	CHECK(!memcmp(mirror, form ? formed : expected, size));
 	free(mirror);
+	free(expected);
+	free(formed);
 }
 
 static void fill_memory(struct pen_device *device, void *memory, uint64_t size)
@@ -180,7 +189,7 @@ static int save(const struct scenario *scenario, struct pen_device *device, void
 static int move(const struct scenario *scenario)
 {
 	struct pen_options options = { .size = sizeof(options), .transfer = scenario->transfer };
-	struct pen_extent extent = { .length = scenario->size };
+	struct pen_extent extent = { .length = scenario->size, .form = scenario->form };
 	bool read = scenario->mode == PEN_READ;
 	struct pen_report report = PEN_REPORT_INIT;
 	struct pen_device *device = NULL;
@@ -224,7 +233,7 @@ static int move(const struct scenario *scenario)
 	fault.armed = false;
 	/* What the driver still holds after a failed give-back may lie where the mirror will. */
 	if (!rc && read && !fault.gave_up)
-		check_memory(device, memory, scenario->size);
+		check_memory(device, memory, scenario);
 	if (memory)
 		OK(pen_device_free(device, memory, scenario->size, &kit_err));
 	pen_device_close(device);
@@ -372,6 +381,12 @@ TEST(read_into_memory_of_the_jobs_own)
 {
 	fail_every_call((struct scenario){ "cached", "cuda:0", PEN_READ, PEN_AUTO, SIZE,
 					   .hot = true, .allocates = true });
+}
+
+TEST(read_to_the_gpu_in_another_form)
+{
+	fail_every_call((struct scenario){ "cached", "cuda:0", PEN_READ, PEN_AUTO, SIZE - 1,
+					   .hot = true, .form = PEN_FORM_BF16_TO_F16 });
 }
 
 TEST(cold_read_to_the_gpu_by_io_uring)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/text.h"
+#include "format/coded.h"
 #include "format/index.h"
 #include "format/manifest.h"
 #include "format/pickle.h"
@@ -144,6 +145,79 @@ static void one_file(const uint8_t *bytes, size_t size, uint64_t file_size)
 	check_table(table, length, file_size);
 	fuzz_accepted++;
 	free(table);
+}
+
+/* Every chunk that passes is decoded, from memory and into memory of just its size. */
+static void decode_chunks(const uint8_t *bytes, size_t size, const struct coded *coded,
+			  const struct coded_tensor *known, const struct coded_chunks *chunks)
+{
+	uint64_t count = planes_chunk_count(known->values);
+
+	for (uint64_t i = 0; i < count; i++) {
+		const struct planes_chunk *chunk = &chunks->chunks[known->first + i];
+		uint64_t at = chunks->offsets[known->first + i];
+		uint32_t values = planes_chunk_values(known->values, i);
+		void *stored, *decoded = malloc(values * planes_shapes[known->kind].bytes);
+
+		MUST(known->first + i < coded->chunk_count && decoded);
+		MUST(at <= size && chunk->bytes <= size - at);
+		/* Kernels have room for the planes of a chunk that is smaller coded than plain. */
+		MUST(chunk->bytes <= planes_plain(known->kind, values));
+		stored = exact(bytes + at, chunk->bytes);
+		fuzz_accepted += planes_decode(known->kind, stored, chunk, values, decoded);
+		free(stored);
+		free(decoded);
+	}
+}
+
+static void check_coded(const uint8_t *bytes, size_t size, const struct coded *coded)
+{
+	struct coded_chunks chunks = {
+		.chunks = exact(bytes + coded->chunks_at,
+				(size_t)coded->chunk_count * sizeof(chunks.chunks[0])),
+		.offsets = calloc((size_t)coded->chunk_count + 1, sizeof(chunks.offsets[0])),
+	};
+	struct pen_error err;
+
+	MUST(chunks.offsets);
+	for (size_t i = 0; i < coded->table->count; i++) {
+		const struct pen_tensor *tensor = &coded->table->tensors[i];
+		int rc = 0;
+
+		check_tensor(tensor);
+		MUST(!i || tensor[-1].offset <= tensor->offset);
+		MUST(coded->tensors[i].kind || !tensor->coded);
+		if (coded->tensors[i].kind)
+			rc = coded_chunks_check(coded, NAME, i, &chunks, &err);
+		if (rc)
+			check_words(rc, &err);
+		else if (coded->tensors[i].kind)
+			decode_chunks(bytes, size, coded, &coded->tensors[i], &chunks);
+	}
+	coded_chunks_fini(&chunks);
+}
+
+static void one_coded(const uint8_t *bytes, size_t size)
+{
+	struct safetensors *table;
+	struct coded *coded;
+	struct pen_error err;
+	size_t length;
+	int rc = safetensors_header_length(NAME, bytes, size, &length, &err);
+
+	if (!rc)
+		rc = safetensors_parse(NAME, bytes + 8, length, size, &table, &err);
+	if (rc)
+		return;		/* which is what one_file() is for */
+	rc = coded_read(NAME, table, &coded, &err);
+	if (rc)
+		check_words(rc, &err);
+	MUST(!rc || !coded);
+	if (coded)
+		check_coded(bytes, size, coded);
+	else
+		free(table);
+	coded_free(coded);
 }
 
 static void check_index(const struct index *index)
@@ -318,6 +392,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	switch (bytes[0]) {
 	case 'i':
 		one_index(bytes + 1, size - 1);
+		return 0;
+	case 'c':
+		one_coded(bytes + 1, size - 1);
 		return 0;
 	case 'z':
 		one_zip(bytes + 1, size - 1);

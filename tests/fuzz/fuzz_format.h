@@ -3,10 +3,10 @@
 #define FUZZ_FORMAT_H
 /*
  * The parsers under any bytes. The first byte of an input says what the rest is: 'i', an index;
- * 'z', a zip file; 'p', a pickle; 'm', the manifest of step 7; anything else, a safetensors file
- * from its first byte on, cut or lengthened to a made-up size. What is refused must be refused in
- * words. What is accepted must keep every promise that safetensors.h, index.h, zip.h, pickle.h and
- * manifest.h make; breaking one aborts.
+ * 'c', a coded file; 'z', a zip file; 'p', a pickle; 'm', the manifest of step 7; anything else, a
+ * safetensors file from its first byte on, cut or lengthened to a made-up size. What is refused
+ * must be refused in words. What is accepted must keep every promise that safetensors.h, coded.h,
+ * index.h, zip.h, pickle.h and manifest.h make; breaking one aborts.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -4,10 +4,11 @@
  * every run. This is no replacement for fuzzing, which knows what code an input reached, but it
  * runs everywhere and keeps what fuzzing found. To fuzz:
  *
+ *	CC=clang-19 meson setup build-fuzz -Db_sanitize=address,undefined -Db_lundef=false \
+ *		-Dc_args=-fsanitize=fuzzer-no-link && ninja -C build-fuzz libpenstock-all.a
  *	clang-19 -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -Iinclude -Isrc \
- *		tests/fuzz/fuzz_format.c src/base/{error,text}.c src/sys/os.c \
- *		src/format/{dtype,index,json_write,manifest,pickle,safetensors,scan,words,zip}.c \
- *		-o fuzz && ./fuzz tests/fuzz/corpus
+ *		tests/fuzz/fuzz_format.c build-fuzz/libpenstock-all.a -luring -lz -o fuzz && \
+ *		./fuzz tests/fuzz/corpus
  */
 #include <dirent.h>
 #include <stdbool.h>

@@ -62,6 +62,12 @@ def assert_same(mine: dict, theirs: dict) -> None:
         assert same(mine[name], tensor), f"{name}: other bits"
 
 
+def one_nan(tensors: dict) -> dict:
+    """With every NaN the same: which bits it has after a conversion, nobody promises."""
+    return {name: torch.where(tensor.isnan(), torch.full_like(tensor, torch.nan), tensor)
+            if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
 def write_raw(path, tensors: dict, *, header_length: int = 0, metadata: dict | None = None,
               header: bytes | None = None) -> None:
     """A safetensors file by hand: {name: (dtype, shape, bytes)}, in that order.

@@ -74,3 +74,11 @@ def test_a_chart_of_what_was_compared_has_the_fastest_first(bench_module):
         == ["x & y", "Penstock", "1", "Other, a < b", "2"]
     assert [path.get("d") for path in picture.iter() if path.tag.endswith("path")] \
         == ["M340.0 86H610.0"]
+
+
+def test_a_chart_of_rounds_has_the_bars_that_were_asked_for(bench_module):
+    chart = bench_module("chart")
+    found = {"rounds": {"save": [{"penstock": 1.0, "raw": 2.0}, {"penstock": 3.0}, {}]}}
+    assert chart.played(found, "save", {"raw": "plain", "absent": "x", "penstock": "ours"}) == [
+        chart.Bar("plain", 2.0, False, 2.0, 2.0), chart.Bar("ours", 2.0, True, 1.0, 3.0)]
+    assert chart.played(found, "load", {"raw": "plain"}) == []

@@ -124,7 +124,8 @@ def whole(model, tmp_path_factory) -> dict:
     """One run of everything, which several tests look at."""
     folder = tmp_path_factory.mktemp("whole")
     done = compare(str(model), "--device", "cpu", "--rounds", "2,torch=1", "--mixed", "--fork",
-                   "--tp", "2", "--torch-files", str(folder / "torch"), "--json",
+                   "--tp", "2", "--torch-files", str(folder / "torch"),
+                   "--coded-files", str(folder / "coded"), "--json",
                    str(folder / "out.json"), "--plot", str(folder / "out.png"),
                    "--path", "fastsafetensors=" + plant(folder / "a", "fastsafetensors", RAISES),
                    "--path", "runai=" + plant(folder / "b", "runai_model_streamer", WRONG))
@@ -139,7 +140,8 @@ def test_every_loader_is_in_the_result(whole):
         assert row["status"] == "ok" or row["reason"], row["name"]
 
 
-@pytest.mark.parametrize("name", ["penstock", "safetensors", "safetensors-cpu", "torch-mmap"])
+@pytest.mark.parametrize("name", ["penstock", "penstock-coded", "safetensors", "safetensors-cpu",
+                                  "torch-mmap"])
 def test_loaders_that_work_have_every_figure(whole, name):
     row = row_of(whole["json"], name)
     assert row["status"] == "ok", row["reason"]
@@ -150,6 +152,21 @@ def test_loaders_that_work_have_every_figure(whole, name):
         assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
         assert row["states"][state]["cpu_seconds"]["max"] > 0
     assert row["memory"]["host_bytes"] >= 0
+
+
+def test_coded_and_plain_are_shown_side_by_side(whole):
+    lines = [line for line in whole["text"].splitlines() if "Penstock" in line]
+    assert any("coded model" in line for line in lines), whole["text"]
+    report = row_of(whole["json"], "penstock-coded")
+    assert report["status"] == "ok" and report["states"]["cold"]["gb_per_s"] > 0
+
+
+def test_a_coded_model_is_not_made_over_the_model_itself(model):
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    done = compare(str(model), "--device", "cpu", "--rounds", "1", "--warm", "--no-ceilings",
+                   "--loaders", "penstock-coded", "--coded-files", str(model))
+    assert "would replace" in done.stdout
+    assert before == {path.name: path.read_bytes() for path in model.iterdir()}
 
 
 def test_rounds_of_one_loader(whole):
@@ -559,7 +576,8 @@ class FakeRunner:
         return {"status": "ok", "seconds": seconds, "cpu_seconds": seconds, "memory": memory}
 
 
-FIRST = ["penstock", "fastsafetensors", "instanttensor-buffered", "instanttensor-mmap", "kvikio"]
+FIRST = ["penstock", "penstock-coded", "fastsafetensors", "instanttensor-buffered",
+         "instanttensor-mmap", "kvikio"]
 OTHERS = ["instanttensor", "transformers", "safetensors-prefetch", "safetensors-cpu", "safetensors",
           "penstock-pretrained", "runai", "torch-mmap", "torch"]
 
@@ -578,7 +596,7 @@ def simulate(monkeypatch):
         asked = schedule.Options("cuda:0", list(seconds), 3, loaders=list(BY_NAME), limit=limit,
                                  **options)
         made = schedule.Schedule(model, asked, runner)
-        made.torch_files = ["m.pt"]
+        made.torch_files, made.coded_files = ["m.pt"], ["m.safetensors"]
         made.run()
         return made, runner
     return run
@@ -636,12 +654,12 @@ def test_with_a_limit_the_first_class_comes_first(simulate):
         + [("warm", name) for name in OTHERS] * 2 + [("cold", name) for name in OTHERS] * 2)
     assert not missing(made)
     assert sum(made.phases.values()) == pytest.approx(runner.now - 1000.0)
-    assert made.phases["warm"] == pytest.approx(15 * 1.5)
+    assert made.phases["warm"] == pytest.approx(18 * 1.5)
     assert made.phases["others cold"] == pytest.approx(27 * 2.5)
 
 
 def test_with_little_time_the_first_class_has_its_rounds(simulate):
-    """As on a real server: 14 loaders, 105 s, and the slow ones take 10 s each."""
+    """As on a real server: 15 loaders, 105 s, and the slow ones take 10 s each."""
     slow = {"transformers": 10.0, "penstock-pretrained": 10.0, "instanttensor": 3.0}
     made, runner = simulate(105.0, {"warm": 0.2, "cold": 0.8}, slow=slow,
                             rounds_of={"penstock": 7})
@@ -661,7 +679,7 @@ def test_what_was_left_out_is_made_up_for(simulate):
     assert sorted(first) == sorted(FIRST * 6)
     # Four ninths of the 98 s left are 12 runs of 3.5 s.
     assert [state for state, _, _ in runner.ran[:len(first)]] == \
-        ["warm"] * 12 + ["cold"] * 15 + ["warm"] * 3
+        ["warm"] * 12 + ["cold"] * 18 + ["warm"] * 6
     assert not set(missing(made)) & set(FIRST)
 
 

@@ -577,7 +577,7 @@ def test_a_store_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     start = _penstock.save_safetensors
     for fault, number in (("fail:*:EIO", 5), ("fail:1:ENOSPC", 28)):
         monkeypatch.setattr(_penstock, "save_safetensors",
-                            lambda *args, fault=fault: start(*args, fault))
+                            lambda *args, fault=fault, **named: start(*args, fault, **named))
         with pytest.raises(penstock.Error, match="x.safetensors") as caught:
             penstock.save_file({"a": torch.ones(1000)}, path)
         assert caught.value.errno == number
@@ -588,7 +588,7 @@ def test_other_threads_run_while_bytes_move(tmp_path, monkeypatch):
     """The store takes 0.3 s for each request; Python's lock is free meanwhile."""
     start = _penstock.save_safetensors
     monkeypatch.setattr(_penstock, "save_safetensors",
-                        lambda *args: start(*args, "delay:*:300ms"))
+                        lambda *args, **named: start(*args, "delay:*:300ms", **named))
     counted, stop = [], threading.Event()
 
     def count():

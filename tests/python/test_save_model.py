@@ -157,19 +157,19 @@ def test_only_the_second_model_is_left(tmp_path, first, second):
 SAVES = """
     import sys, numpy, penstock
     sizes = ["100KB", "350KB", "1GB"]
-    models = [{f"t{i}": numpy.full((1 + i) * 10000, seed, numpy.uint8) for i in range(10)}
+    models = [{f"t{i}": numpy.full((1 + i) * 2500, seed, numpy.float32) for i in range(10)}
               for seed in range(250)]
     start = int(sys.argv[2])
     print("saving", flush=True)
     for i in range(start, 10**9):
-        penstock.save_model(models[i % 250], sys.argv[1], sizes[(i // 2) % 3])
+        penstock.save_model(models[i % 250], sys.argv[1], sizes[(i // 2) % 3], coded=i % 2 == 1)
     """
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* not named by the index")     # what is left until the next
 def test_a_kill_at_any_moment_leaves_one_whole_model(tmp_path):
-    """Of whichever shape: the old one or the new one, never parts of both."""
+    """Of whichever shape, coded or not: the old one or the new one, never parts of both."""
     chance = random.Random(7)
     seen = set()
     for kill in range(40):

@@ -31,7 +31,7 @@ def save(folder: Path) -> Path:
 
     path = folder / "model.safetensors"
     tensors = {"a": numpy.arange(6, dtype="float32").reshape(2, 3)}
-    penstock.save_file(tensors, path, metadata={"format": "np"})
+    penstock.save_file(tensors, path, metadata={"format": "np"}, coded=True)
     return path
 
 

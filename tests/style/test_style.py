@@ -5,6 +5,7 @@ Each rule is a small search over the source. Comments and strings are taken out 
 rule is about code, so that nobody has to write around it.
 """
 import ctypes
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 HEADER = ROOT / "include/penstock.h"
 FOLDERS = ("src", "include", "cli", "tests", "bench", "examples", "tools", "man", "python")
-LAYERS = {"base": 0, "sys": 1, "mem": 2, "io": 3, "s3": 3, "engine": 4, "format": 5}
+LAYERS = {"base": 0, "sys": 1, "kernels": 1, "mem": 2, "io": 3, "s3": 3, "engine": 4, "format": 5}
 TOP = 6
 
 
@@ -157,6 +158,8 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	struct pen_torch_content content = PEN_TORCH_CONTENT_INIT;
 	struct pen_save_options saving = PEN_SAVE_OPTIONS_INIT;
 	struct pen_checkpoint_checked step = PEN_CHECKPOINT_CHECKED_INIT;
+	struct pen_pack_options packing = PEN_PACK_OPTIONS_INIT;
+	struct pen_packed packed = PEN_PACKED_INIT;
 	struct pen_error err;
 
 	step.files = PEN_CHECKPOINT_OVERWRITE + PEN_CHECKPOINT_DRY_RUN;
@@ -164,7 +167,8 @@ int use(struct pen_device *device, struct pen_extent *extent, const char **versi
 	options.memory_limit = PEN_MEMORY_AUTO;
 	pen_warming_poll(&warming);
 	saving.align = content.size + checked.size + PEN_TORCH_PACKED + PEN_TORCH_RAW;
-	kept.memory_limit = saving.align;
+	packing.threads = PEN_PACKED_KINDS + (uint32_t)packed.size;
+	kept.memory_limit = saving.align + packing.threads;
 	extent->flags = PEN_FILL;
 	options.lanes = (uint32_t)(sizeof(path) + sizeof(reason)) + kept.lanes;
 	options.stream = extent->fill ? PEN_STREAM_LEGACY : PEN_STREAM_PER_THREAD;
@@ -311,3 +315,36 @@ def test_man_pages_are_clean(page):
     done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", ROOT / "man" / page],
                           text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------ the kernels --
+
+def test_the_committed_kernels_were_made_of_the_committed_sources():
+    spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "tools/build_kernels.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    sources = {str(show(path)) for path in files(".cu", folders=("src",))}
+    included = {f"src/{name}" for source in sources for name in
+                re.findall(r'#\s*include\s+"([^"]+)"', (ROOT / source).read_text())}
+    assert sources | included == set(tool.SOURCES)
+    assert (ROOT / tool.SUMS).read_text() == tool.sums(), "run tools/build-kernels.sh"
+
+
+def test_the_library_holds_the_committed_kernels():
+    image = (ROOT / "src/kernels/image.fatbin").read_bytes()
+    assert image in (BUILD / "libpenstock.so").read_bytes(), "build the library anew"
+
+
+def test_every_form_names_a_kernel_that_there_is():
+    named = set(re.findall(r"FORM\(.*, (\w+)\),", (ROOT / "src/base/form.c").read_text()))
+    made = set(re.findall(r"^CONVERT\((\w+),", (ROOT / "src/kernels/convert.cu").read_text(),
+                          flags=re.M))
+    assert named == made and len(made) == 6
+
+
+def test_every_coding_names_a_kernel_that_there_is():
+    text = (ROOT / "src/base/coding.c").read_text()
+    named = re.findall(r"KERNEL(?:_TO)?\(.*, (\w+)\),", text)
+    made = re.findall(r"^DECODE(?:_TO)?\((\w+),", (ROOT / "src/kernels/decode.cu").read_text(),
+                      flags=re.M)
+    assert named == made and len(set(made)) == 11

@@ -475,6 +475,49 @@ TEST_SLOW(a_child_closes_a_fence_of_a_busy_parent)
 	CHECK(!fake_gpu_out(NULL, 0));
 }
 
+/* Pages that the child had too would be copied by the parent's next write, and the GPU would go on
+ * writing to those that it knows: nobody would hear of a damaged chunk again. */
+static void look_for_the_verdict(void)
+{
+	uintptr_t page = (uintptr_t)held.verdict / 4096 * 4096;
+	unsigned char present;
+
+	CHECK(mincore((void *)page, 4096, &present) < 0 && errno == ENOMEM);
+	_exit(0);
+}
+
+TEST(verdicts_of_a_gpu_are_not_inherited)
+{
+	static uint16_t values[100];
+	static _Alignas(4096) unsigned char stored[PLANES_ROOM];
+	struct planes_chunk chunk;
+	uint64_t offset = 0;
+	struct coding coding = { .kind = PLANES_BF16, .chunks = &chunk, .offsets = &offset,
+				 .values = 100, .length = 100, .rows = 1, .pitch = 100 };
+	struct coding_part part = { .coding = &coding, .count = 1, .stored = stored };
+	struct device_stream stream;
+	void *memory;
+
+	NEED_FAKE_GPU();
+	planes_encode(PLANES_BF16, values, 100, stored, &chunk);
+	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
+	CHECK_EQ(pen_device_alloc(gpu, sizeof(values), &memory, &err), 0);
+	part.memory = memory;
+	CHECK_EQ(device_enter(gpu, &err), 0);
+	CHECK_EQ(device_pin(gpu, stored, sizeof(stored), false, &err), 0);
+	CHECK_EQ(device_stream_open(gpu, &stream, &err), 0);
+	CHECK_EQ(device_fence_open(gpu, &held, &err), 0);
+	CHECK_EQ(device_decode(gpu, &stream, &part, 0, &held, &err), 0);
+	CHECK(held.verdict);
+	CHECK(in_child(look_for_the_verdict));
+	device_stream_close(gpu, &stream);
+	device_fence_close(gpu, &held);
+	CHECK_EQ(device_unpin(gpu, stored, &err), 0);
+	CHECK_EQ(pen_device_free(gpu, memory, sizeof(values), &err), 0);
+	pen_device_close(gpu);
+	CHECK(!fake_gpu_out(NULL, 0));
+}
+
 /*
  * The real driver forks a helper while it starts. Our handlers must not stand in its way: nobody
  * may wait for the driver with a lock that they want. Seen by the time that a fork takes.

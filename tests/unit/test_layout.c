@@ -32,7 +32,8 @@ AT(pen_extent, group, 56);
 AT(pen_extent, device, 64);
 AT(pen_extent, flags, 72);
 AT(pen_extent, fill, 76);
-AT(pen_extent, reserved, 80);
+AT(pen_extent, form, 80);
+AT(pen_extent, reserved, 88);
 
 AT(pen_options, size, 0);
 AT(pen_options, transfer, 8);
@@ -73,6 +74,7 @@ AT(pen_report, path_count, 168);
 AT(pen_report, paths, 176);
 AT(pen_report, refused, 176 + 12 * 248);
 AT(pen_report, digested_bytes, 176 + 24 * 248);
+AT(pen_report, delivered_bytes, 176 + 24 * 248 + 256);
 
 SIZE(pen_progress, 32);
 
@@ -91,6 +93,7 @@ AT(pen_model_file, object, 48);
 SIZE(pen_placement, 64);
 AT(pen_placement, memory, 24);
 AT(pen_placement, device, 32);
+AT(pen_placement, form, 40);
 SIZE(pen_range, 64);
 
 TEST(zeroed_options_are_the_defaults)

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <sys/resource.h>
+#include "fake_gpu.h"
 #include "format/index.h"
 #include "format/load.h"
 #include "format/model.h"
@@ -1369,6 +1370,70 @@ TEST(every_call_of_loading_may_fail)
 	pen_device_close(host);
 	pen_model_close(model);
 	pen_trim();
+}
+
+TEST(a_placement_goes_to_the_device_that_it_names)
+{
+	struct pen_placement place;
+	struct pen_device *host, *gpu;
+	struct pen_job *job;
+	unsigned char memory[32];
+
+	NEED_FAKE_GPU();
+	open_model(write_tensors("x.safetensors", "a", 32, NULL));
+	CHECK_EQ(pen_device_open("host", &host, &err), 0);
+	CHECK_EQ(pen_device_open("cuda:0", &gpu, &err), 0);
+	place = (struct pen_placement){ .tensor = pen_model_find(model, "a"), .memory = memory,
+					.device = host };
+	CHECK_EQ(pen_load_start(model, gpu, &place, 1, NULL, &job, &err), 0);
+	CHECK_EQ(pen_job_wait(job, NULL, &err), 0);
+	for (uint64_t i = 0; i < 32; i++)
+		CHECK_EQ(memory[i], byte_at(place.tensor->offset + i));
+	pen_device_close(host);
+	pen_device_close(gpu);
+	pen_model_close(model);
+}
+
+TEST(a_box_is_loaded_in_another_dtype)
+{
+	uint64_t start[] = { 1, 2, 1 }, stop[] = { 3, 4, 3 }, total;
+	struct pen_placement places[2];
+	struct pen_report report = PEN_REPORT_INIT;
+	struct pen_device *host;
+	struct pen_job *job;
+	uint32_t memory[256 / 4 + 60];
+
+	open_model(write_model("x.safetensors",
+			       "{\"a\":{\"dtype\":\"BF16\",\"shape\":[3,5,4],"
+			       "\"data_offsets\":[0,120]}}   ", 120));
+	places[0] = (struct pen_placement){ .tensor = pen_model_find(model, "a"), .start = start,
+					    .stop = stop, .form = PEN_FORM_BF16_TO_F32 };
+	places[1] = (struct pen_placement){ .tensor = places[0].tensor,
+					    .form = PEN_FORM_BF16_TO_F32 };
+	CHECK_EQ(places[0].tensor->offset % 2, 0);
+	CHECK_EQ(pen_placement_layout(places, 2, &total, &err), 0);
+	CHECK_EQ(total, 256 + 240);
+	for (int i = 0; i < 2; i++)
+		places[i].memory = (char *)memory + (uintptr_t)places[i].memory;
+	CHECK_EQ(pen_device_open("host", &host, &err), 0);
+	CHECK_EQ(pen_load_start(model, host, places, 2, NULL, &job, &err), 0);
+	CHECK_EQ(pen_job_wait(job, &report, &err), 0);
+	CHECK_EQ(report.bytes, 16 + 120);
+	CHECK_EQ(report.delivered_bytes, 32 + 240);
+	for (uint64_t i = 0; i < 60; i++) {
+		uint64_t at = places[0].tensor->offset + 2 * i;
+		uint64_t x = i / 20, y = i / 4 % 5, z = i % 4;
+		uint32_t bits = (uint32_t)byte_at(at) << 16 | (uint32_t)byte_at(at + 1) << 24;
+
+		CHECK_EQ(memory[64 + i], bits);
+		if (x >= 1 && y >= 2 && y < 4 && z >= 1 && z < 3)
+			CHECK_EQ(memory[(x - 1) * 4 + (y - 2) * 2 + z - 1], bits);
+	}
+	places[0].form = PEN_FORM_F16_TO_F32;
+	CHECK_EQ(pen_load_start(model, host, places, 1, NULL, &job, &err), -EINVAL);
+	CHECK(strstr(err.message, "none of BF16"));
+	pen_device_close(host);
+	pen_model_close(model);
 }
 
 TEST_MAIN

@@ -395,7 +395,7 @@ TEST(a_fill_that_makes_no_sense_is_refused)
 	extents[0].flags = 2;
 	CHECK_EQ(refused(), -EINVAL);
 	extents[0].flags = PEN_FILL;
-	extents[0].reserved[3] = 1;
+	extents[0].reserved[2] = 1;
 	CHECK_EQ(refused(), -EINVAL);
 	set_up(false, 4096, 16384, 0);
 	add_fill(0, 0, 100, 1);
@@ -783,6 +783,78 @@ TEST(random_reads_give_the_same_bytes_as_the_extents_one_by_one)
 TEST(random_writes_give_the_same_bytes_as_the_extents_one_by_one)
 {
 	random_plans(true);
+}
+
+/* Tensors one after the other, coded or plain, of which extents take runs of chunks; some overlap.
+ * Whatever the unit: a chunk lies in one request, and each extent has each of its own once. */
+TEST(coded_extents_are_cut_between_their_chunks)
+{
+	static struct planes_chunk chunks[2][64];
+	static uint64_t offsets[2][64];
+	const struct coding *codings[EXTENTS];
+	struct coding tensors[2] = { { .kind = PLANES_BF16 }, { .kind = PLANES_F32 } };
+
+	for (int round = 0; round < 300; round++) {
+		uint64_t unit = PLAN_UNIT_CODED << chance(3), at = chance(1000) * 16, end;
+		uint64_t had[EXTENTS][64] = { { 0 } }, last[EXTENTS];
+		struct plan *plan;
+
+		set_up(false, 4096, unit, 0);
+		objects[0].info.size = 1u << 30;
+		for (int t = 0; t < 2; t++) {
+			for (int i = 0; i < 64; i++) {
+				chunks[t][i].bytes = 16 * (1 + chance(t ? 4096 : 2048));
+				offsets[t][i] = at;
+				at += chunks[t][i].bytes;
+			}
+			at += 16 * chance(2000);
+			tensors[t].chunks = chunks[t];
+			tensors[t].offsets = offsets[t];
+			tensors[t].values = 64 * PLANES_CHUNK;
+			tensors[t].length = tensors[t].pitch = tensors[t].values;
+			tensors[t].rows = 1;
+		}
+		for (int e = 0; e < 8; e++) {
+			const struct coding *coding = e < 6 ? &tensors[e % 2] : NULL;
+			uint32_t from = chance(64), to = from + chance(64 - from);
+			uint64_t begin = offsets[e % 2][from];
+
+			end = offsets[e % 2][to] + chunks[e % 2][to].bytes;
+			add(0, begin, end - begin, 0);
+			codings[e] = coding;
+			last[e] = to;
+		}
+		wishes.codings = codings;
+		plan = make();
+		for (size_t r = 0; r < plan->request_count; r++) {
+			const struct plan_request *request = &plan->requests[r];
+
+			/* With the blocks around it. */
+			CHECK((request->offset + request->length + 4095) / 4096 * 4096 -
+			      request->offset / 4096 * 4096 <= unit);
+			for (uint32_t c = 0; c < request->copy_count; c++) {
+				const struct plan_copy *copy =
+					&plan->copies[request->first_copy + c];
+				const struct coding *coding = copy->coding;
+
+				if (!coding)
+					continue;
+				CHECK_EQ(request->offset + copy->at, coding->offsets[copy->chunk]);
+				CHECK_EQ(request->offset + copy->at + copy->width,
+					 coding_chunk_end(coding, copy->chunk + copy->chunks - 1));
+				for (uint64_t i = 0; i < copy->chunks; i++)
+					had[coding == &tensors[1]][copy->chunk + i]++;
+			}
+		}
+		for (int e = 0; e < 6; e++)
+			for (uint64_t i = coding_chunk_at(codings[e], extents[e].offset);
+			     i <= last[e]; i++)
+				CHECK(had[e % 2][i]-- > 0);
+		for (int t = 0; t < 2; t++)
+			for (int i = 0; i < 64; i++)
+				CHECK_EQ(had[t][i], 0);
+		plan_free(plan);
+	}
 }
 
 TEST_MAIN

@@ -165,7 +165,7 @@ static int choose(enum pen_mode direction, int transfer, struct pen_extent *exte
 	given.transfer = transfer;
 	CHECK_EQ(schedule_options(&given, &full, &err), 0);
 	memset(&err, 0, sizeof(err));
-	rc = schedule_new(direction, device, extent, 1, &full, &schedule, &err);
+	rc = schedule_new(direction, device, extent, NULL, 1, &full, &schedule, &err);
 	schedule_free(schedule);
 	return rc;
 }
@@ -312,7 +312,7 @@ static struct schedule *choose_read(uint64_t size, const struct pen_options *giv
 	struct schedule *schedule;
 
 	CHECK_EQ(schedule_options(given, &full, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, &all, 1, &full, &schedule, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &all, NULL, 1, &full, &schedule, &err), 0);
 	return schedule;
 }
 

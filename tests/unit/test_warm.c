@@ -128,7 +128,7 @@ static void begin(void)
 	extent.object = object;
 	extent.memory = memory;
 	CHECK_EQ(schedule_options(&given, &options, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &schedule, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &extent, NULL, 1, &options, &schedule, &err), 0);
 	CHECK_EQ(schedule->work[AROUND].bytes, SIZE);
 	CHECK_EQ(resident(), 0);
 	warm_init(&warm, scratch);
@@ -291,7 +291,7 @@ static void begin_with_two(void)
 	extent.object = behind;
 	extent.memory = memory;
 	CHECK_EQ(schedule_options(&given, &options, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, &extent, 1, &options, &other, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, &extent, NULL, 1, &options, &other, &err), 0);
 	disk_has(100, 1000, 1);
 	warm_begin(&warm, schedule, true, &bytes, reason);
 	warm_begin(&warm, other, true, &bytes, reason);
@@ -471,7 +471,7 @@ TEST(no_more_descriptors_are_taken_than_a_part_of_the_processs)
 		CHECK_EQ(os_uncache(extents[i].object->fd), 0);
 	}
 	CHECK_EQ(schedule_options(&given, &options, &err), 0);
-	CHECK_EQ(schedule_new(PEN_READ, device, extents, FILES, &options, &many, &err), 0);
+	CHECK_EQ(schedule_new(PEN_READ, device, extents, NULL, FILES, &options, &many, &err), 0);
 	CHECK_EQ(many->work[AROUND].bytes, FILES * 65536);
 	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
 	few = limit;

@@ -84,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
         help="put FOLDER first in sys.path, for one loader or for all")
     add("--torch-files", metavar="DIR",
         help="where .pt files for torch.load are, or are made once and kept")
+    add("--coded-files", metavar="DIR",
+        help="where the model's files are coded, or are made so once and kept: a row beside the "
+             "plain ones")
     add("--startup", action="store_true", help="also time whole processes, from their start")
     add("--tp", type=int, choices=[2], metavar="2",
         help="also load one rank's half of each tensor and count the bytes read")
@@ -141,6 +144,7 @@ def main(words: list[str] | None = None) -> int:
         device=device, states=states_of(arguments), rounds=arguments.rounds[0],
         rounds_of=arguments.rounds[1], loaders=arguments.loaders or list(BY_NAME),
         timeout=arguments.timeout, limit=arguments.limit, torch_files=arguments.torch_files,
+        coded_files=arguments.coded_files,
         startup=arguments.startup, tensor_parallel=bool(arguments.tp),
         memory=not arguments.no_memory, ceilings=not arguments.no_ceilings,
         pause=arguments.pause)

@@ -33,6 +33,7 @@ class Job:
     files: list[str]
     device: str
     torch_files: list[str] = field(default_factory=list)
+    coded_files: list[str] = field(default_factory=list)
     # What must outlive the call that is timed.
     keep: list = field(default_factory=list)
 
@@ -50,6 +51,7 @@ class Loader:
     prepare: Callable[[Job], Callable[[], Tensors]]
     cuda_only: bool = False
     torch_files: bool = False
+    coded_files: bool = False
     # Of the first class: what Penstock is measured against. All its rounds come before the others'.
     first: bool = False
     # About how long it takes to get ready; matters where time is short, until it is known.
@@ -61,6 +63,14 @@ def penstock(job: Job) -> Callable[[], Tensors]:
 
     def load() -> Tensors:
         return library.load_model(job.model, device=job.device)
+    return load
+
+
+def penstock_coded(job: Job) -> Callable[[], Tensors]:
+    import penstock as library
+
+    def load() -> Tensors:
+        return library.load_model(job.coded_files, device=job.device)
     return load
 
 
@@ -234,6 +244,8 @@ def kvikio(job: Job) -> Callable[[], Tensors]:
 # of the first class before any of it.
 LOADERS = (
     Loader("penstock", "Penstock", "none", "penstock", penstock, first=True),
+    Loader("penstock-coded", "Penstock", "coded model", "penstock", penstock_coded,
+           coded_files=True, first=True),
     Loader("fastsafetensors", "fastsafetensors", "nogds", "fastsafetensors", fastsafetensors,
            first=True),
     Loader("instanttensor-buffered", "InstantTensor", "BUFFERED", "instanttensor",

@@ -62,7 +62,9 @@ class Options:
     loaders: list[str] = field(default_factory=list)
     timeout: float = 300.0
     limit: float | None = None
+    # Folders of files that some loaders need.
     torch_files: str | None = None
+    coded_files: str | None = None
     startup: bool = False
     tensor_parallel: bool = False
     memory: bool = True
@@ -99,6 +101,7 @@ class Schedule:
         self.startup: dict[str, list[dict]] = {}
         self.tensor_parallel: dict | None = None
         self.torch_files: list[str] = []
+        self.coded_files: list[str] = []
         self.reference = runner.file("reference.json")
         self.started = time.monotonic()
         self.cuda = options.device.startswith("cuda")
@@ -116,7 +119,7 @@ class Schedule:
                 self.check_device()
         with self.phase("reference"):
             self.make_reference()
-        with self.phase("torch files"):
+        with self.phase("files"):
             self.refuse_early()
         if self.options.limit is None:
             self.run_states("", self.rows)
@@ -245,28 +248,35 @@ class Schedule:
             if row.loader.cuda_only and not self.cuda:
                 row.fail({"status": "unavailable", "reason": "it loads to CUDA devices only"})
             elif row.loader.torch_files and not self.torch_files:
-                if self.options.torch_files is None:
-                    row.fail({"status": "skipped",
-                              "reason": "it needs .pt files; --torch-files DIR makes them"})
-                else:
-                    self.make_torch_files(row)
+                self.torch_files = self.make_files(row, self.options.torch_files, "torch", ".pt")
+            elif row.loader.coded_files and not self.coded_files:
+                self.coded_files = self.make_files(row, self.options.coded_files, "coded",
+                                                   ".safetensors")
 
-    def make_torch_files(self, row: Row) -> None:
-        folder = Path(self.options.torch_files or "")
+    def make_files(self, row: Row, where: str | None, kind: str, suffix: str) -> list[str]:
+        """The model's files as another kind of file, made where they are not there or older."""
+        if where is None:
+            row.fail({"status": "skipped", "reason": f"it needs {kind} files; --{kind}-files DIR "
+                      "makes them"})
+            return []
+        folder = Path(where).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         made = []
         for file in self.model.files:
-            target = folder / (Path(file).stem + ".pt")
+            target = folder / (Path(file).stem + suffix)
+            if target == Path(file).resolve():
+                row.fail({"status": "skipped", "reason": "its files would replace the model's"})
+                return []
             if not target.exists() or target.stat().st_mtime < Path(file).stat().st_mtime:
                 self.options.say(f"writing {target}")
-                answer = self.runner.run({"kind": "save-torch", "source": file,
+                answer = self.runner.run({"kind": f"save-{kind}", "source": file,
                                           "target": str(target)}, self.options.timeout)
                 if answer["status"] != "ok":
                     row.fail({"status": "skipped", "reason": f"its files could not be written: "
                               f"{answer['reason']}"})
-                    return
+                    return []
             made.append(str(target))
-        self.torch_files = made
+        return made
 
     # --------------------------------------------------------------------------------- a state
 
@@ -304,6 +314,8 @@ class Schedule:
         return special.get(f"{state}:{name}", special.get(name, self.options.rounds))
 
     def files_of(self, row: Row) -> list[str]:
+        if row.loader.coded_files:
+            return self.coded_files
         return self.torch_files if row.loader.torch_files else list(self.model.files)
 
     def run_one(self, row: Row, state: str, turn: int, deadline: float | None,
@@ -318,6 +330,7 @@ class Schedule:
         set_state(about.cache, self.files_of(row))
         job = {"kind": "load", "loader": name, "state": state, "model": self.model.path,
                "files": list(self.model.files), "torch_files": self.torch_files,
+               "coded_files": self.coded_files,
                "device": about.device(self.options.device), "reference": self.reference,
                "watch": watch, "busy": about.busy, "stay": 0.0}
         if about.second:

@@ -63,7 +63,8 @@ def load(job: dict) -> dict:
     loader = loaders.BY_NAME[job["loader"]]
     try:
         measure.device_ready(job["device"])
-        work = loaders.Job(job["model"], job["files"], job["device"], job["torch_files"])
+        work = loaders.Job(job["model"], job["files"], job["device"], job["torch_files"],
+                           job["coded_files"])
         call = loader.prepare(work)
     except ImportError as error:
         return {"status": "missing", "reason": words(error)}
@@ -152,6 +153,13 @@ def save_torch(job: dict) -> dict:
     return {"status": "ok"}
 
 
+def save_coded(job: dict) -> dict:
+    """Write the tensors of a safetensors file coded."""
+    from penstock import load_file, save_file
+    save_file(load_file(job["source"]), job["target"], coded=True)
+    return {"status": "ok"}
+
+
 def do(job: dict) -> dict:
     kind = job["kind"]
     if kind == "load":
@@ -177,6 +185,8 @@ def do(job: dict) -> dict:
         return {"status": "ok", "rows": beside("ceilings").copy(job["device"])}
     if kind == "save-torch":
         return save_torch(job)
+    if kind == "save-coded":
+        return save_coded(job)
     if kind == "tensor-parallel":
         return tensor_parallel(job)
     raise ValueError(f"no job of the kind {kind}")
