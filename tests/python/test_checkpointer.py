@@ -160,7 +160,7 @@ def test_a_device_copy_of_tensors_on_the_host_keeps_to_the_limit(tmp_path, monke
     with Checkpointer(tmp_path, snapshot="device", memory_limit=limit) as ckpt:
         report = saved(ckpt, 1, [torch.ones(MIB // 4)])
         assert limit == "auto" or report.transfer.pinned_bytes <= limit - MIB
-        with pytest.raises(penstock.Error, match=f"has room for {MIB} bytes, .* {MIB + 4}") as error:
+        with pytest.raises(penstock.Error, match=f"room for {MIB} bytes.* {MIB + 4}") as error:
             ckpt.save(2, [torch.ones(MIB // 4), torch.ones(1)])
         assert error.value.errno == errno.ENOMEM and 'snapshot="host"' in error.value.hint
         assert ckpt.steps() == [1]

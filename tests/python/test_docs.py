@@ -106,7 +106,7 @@ ckpt.close()
 """
     for turn in range(3):
         if turn == 2:
-            code = code.replace("+ 1, 4)", "+ 1, 6)").replace("steps, ckpt = 3,", "steps, ckpt = 5,")
+            code = code.replace("+ 1, 4)", "+ 1, 6)").replace("ckpt = 3,", "ckpt = 5,")
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
                               capture_output=True, env=environment(), timeout=120,
                               stdin=subprocess.DEVNULL)
