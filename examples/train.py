@@ -47,7 +47,9 @@ def main(folder, steps):
             state["step"] += 1
             if state["step"] % EVERY == 0:
                 # Returns when the state may change; the rest happens while training goes on.
-                report = ckpt.save(state["step"], state, user={"loss": loss.item()})
+                # A damaged step that was passed over on the way back is replaced here.
+                report = ckpt.save(state["step"], state, overwrite=True,
+                                   user={"loss": loss.item()})
                 print(f"step {state['step']}: loss {loss.item():.9f}, "
                       f"stopped for {report.stall_seconds * 1000:.1f} ms", flush=True)
 

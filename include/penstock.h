@@ -1093,8 +1093,8 @@ void pen_layout_free(struct pen_layout *layout);
  * in the lock, and cannot write: -ECHILD. Readers need no lock: a step that is removed while they
  * look at it is simply not there.
  *
- * pen_checkpoints_list(), _show(), _latest(), _verify(), _path() and _warning() may be called from
- * several threads at once, also while another one writes.
+ * pen_checkpoints_list(), _show(), _latest(), _verify(), _check(), _path() and _warning() may be
+ * called from several threads at once, also while another one writes.
  */
 struct pen_checkpoints;
 
@@ -1221,6 +1221,11 @@ struct pen_checkpoint_checked {
 int pen_checkpoints_verify(struct pen_checkpoints *folder, uint64_t step,
 			   const struct pen_options *options,
 			   struct pen_checkpoint_checked *checked, struct pen_error *err);
+
+/* Is the file of a rank the one that the manifest means? By the table of its records: its bytes are
+ * not read. -EILSEQ if it is another one, though that may be whole. For who reads it next. */
+int pen_checkpoints_check(struct pen_checkpoints *folder, uint64_t step, uint32_t rank,
+			  struct pen_error *err);
 
 /* What was removed, or would be, and what stays though no step needs it. All names begin at the
  * folder: "step-00000100", "step-00000200/rank-00000.1.pt". */

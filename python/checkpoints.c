@@ -181,6 +181,22 @@ static PyObject *show(PyObject *object, PyObject *number)
 	return made;
 }
 
+static PyObject *check(PyObject *object, PyObject *args)
+{
+	struct checkpoints *self = (struct checkpoints *)object;
+	unsigned long long step;
+	struct pen_error err;
+	unsigned int rank;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "KI", &step, &rank) || !enter(self, false))
+		return NULL;
+	RUN(self, false, rc, pen_checkpoints_check(self->handle, step, rank, &err));
+	if (rc)
+		return raise_error(&err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *verify(PyObject *object, PyObject *number)
 {
 	struct pen_checkpoint_checked checked = PEN_CHECKPOINT_CHECKED_INIT;
@@ -454,6 +470,8 @@ static PyMethodDef methods[] = {
 	{ "path", path_of, METH_O, "path(step) -> the path of its folder, be it there or not." },
 	{ "show", show, METH_O, "show(step) -> its manifest, as a dict." },
 	{ "verify", verify, METH_O, "verify(step) -> dict; raises if it is not as it was saved." },
+	{ "check", check, METH_VARARGS,
+	  "check(step, rank): raises if its file is not the one that the manifest means." },
 	{ "begin", begin, METH_VARARGS,
 	  "begin(step, rank, world_size, overwrite) -> the path of the file to write." },
 	{ "describe", describe, METH_O,

@@ -12,7 +12,8 @@ Invariants
      is none, by the caller.
   3. Who stays away is waited for: so every rank takes part in each gathering of outcomes, however
      its own part went. What stops the caller, Ctrl-C too, does not stop the thread, which tells the
-     others.
+     others. A rank whose save() raises what failed before takes part in the next agreement first:
+     others may have raised that already, and wait there.
   4. The thread is no daemon: the interpreter waits for it before it ends. What ends the process
      otherwise leaves a step without a manifest, which does not exist.
 """
@@ -60,7 +61,8 @@ class CheckpointReport:
     tensors. The other fields come until the step is committed, when ``done`` is True:
     ``stall_reason`` says what the stall depended on, ``durable_seconds`` and ``verified_seconds``
     are counted from the call, ``removed`` are the steps that ``keep`` has let go of, ``transfer``
-    is the engine's Report. ``error`` has words if it failed.
+    is the engine's Report. ``error`` has words if it failed, or, where ``done`` is True, if older
+    steps could not be removed.
 
     Of a restore ``step`` is the one that was taken, and ``skipped`` are newer ones that were
     damaged, each with the reason.
@@ -98,12 +100,14 @@ class CheckpointReport:
                      + (f" ({self.waited_seconds:.3f} s for the save before)"
                         if self.waited_seconds >= 0.0005 else "")
                      + (f": {self.stall_reason}" if self.stall_reason else "")]
-            if self.error:
-                lines.append(f"  failed: {self.error}")
-            elif self.done:
+            if self.done:
                 verified = f", verified after {self.verified_seconds:.3f} s" \
                     if self.verified_seconds else ""
                 lines.append(f"  durable after {self.durable_seconds:.3f} s{verified}")
+                if self.error:
+                    lines.append(f"  it is saved, but older steps were not removed: {self.error}")
+            elif self.error:
+                lines.append(f"  failed: {self.error}")
             else:
                 lines.append("  being written")
             if self.removed:
@@ -178,15 +182,16 @@ def _room(torch: Any, device: str) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _copies(torch: Any, placed: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+def _copies(torch: Any, placed: list[tuple[Any, str]], host_room: int) -> list[tuple[Any, str]]:
     """Copies of storages where they are, made by the current streams: each once, whatever looks
-    into it. Refuses what finds no room."""
+    into it. Refuses what finds no room; on the host `host_room` bytes are allowed."""
     hint = 'Free memory there, or save with snapshot="host"'
-    for device in {device for _, device in placed if device != "host"}:
+    for device in {device for _, device in placed}:
         needed = sum(storage.nbytes() for storage, on in placed if on == device)
-        room = _room(torch, device)
+        room = host_room if device == "host" else _room(torch, device)
         if needed > room:
-            raise refuse("copy", "the state", f"{device} has room for {room} bytes, and its part "
+            where = "the host's memory_limit" if device == "host" else device
+            raise refuse("copy", "the state", f"{where} has room for {room} bytes, and its part "
                          f"of the state has {needed}", hint, errno.ENOMEM)
     try:
         return [(storage.clone(), device) for storage, device in placed]
@@ -346,7 +351,7 @@ class Checkpointer:
             raise refuse("save", f"step {step}", "this Checkpointer was made with read_only=True")
         with self._one_call():
             self._wait()
-            self._raise_failure()
+            self._raise_failure(to_all=True)
             report = self._report = CheckpointReport("save", step)
             save = _Save(report, started)
             report.waited_seconds = save.seconds()
@@ -406,7 +411,10 @@ class Checkpointer:
         placed = storages.on_devices()
         save.report.bytes = sum(storage.nbytes() for storage, _ in placed)
         save.report.snapshot = self._snapshot
-        return content, _copies(torch, placed) if self._snapshot == "device" else placed
+        if self._snapshot == "device":
+            placed = _copies(torch, placed,
+                             self._share() if self._auto else self._limit - _LEAST_MEMORY)
+        return content, placed
 
     def _try_to_agree(self, save: _Save, overwrite: bool) -> None:
         try:
@@ -459,7 +467,10 @@ class Checkpointer:
         from ._torch_save import start
 
         to_host = self._snapshot == "host"
-        limit = self._limit_of(save.report.bytes) if to_host else self._limit
+        # Copies that were made on the host count, too.
+        copied = 0 if to_host or self._auto else \
+            sum(storage.nbytes() for storage, device in placed if device == "host")
+        limit = self._limit_of(save.report.bytes) if to_host else self._limit - copied
         save.job, save.device = start(torch, save.path, content, placed, self._transfer, limit,
                                       to_host)
         if to_host:
@@ -472,11 +483,14 @@ class Checkpointer:
             return self._limit
         if self._ranks.on_this_host == 1:
             return "auto"
-        share = _penstock.memory_available() // 2 // self._ranks.on_this_host
         wished = needed + needed // 8 + MEMORY_LIMIT
         # What an earlier save had is this process's already.
-        self._granted = max(self._granted, min(wished, share), MEMORY_LIMIT)
+        self._granted = max(self._granted, min(wished, self._share()), MEMORY_LIMIT)
         return self._granted
+
+    def _share(self) -> int:
+        """This rank's part of the host memory that is plentiful."""
+        return _penstock.memory_available() // 2 // self._ranks.on_this_host
 
     # ------------------------------------------------------------------------ in the background --
 
@@ -577,12 +591,20 @@ class Checkpointer:
         if self._under_way is not None:
             self._under_way.wait()
 
-    def _raise_failure(self) -> None:
-        """What the caller does not know yet."""
-        save, self._under_way = self._under_way, None
+    def _raise_failure(self, to_all: bool = False) -> None:
+        """What the caller does not know yet; `to_all`: in the place of _agree(), where others may
+        wait for this rank."""
+        save, failure = self._under_way, None
         if save is not None and save.failure is not None and not save.told:
+            failure = save.failure
+            if to_all:
+                with suppress(Error):       # they are gone, which explains less
+                    self._ranks.gather((save.report.step, f"step {save.report.step} has failed, "
+                                        f"which is raised there now: {words(failure)}"))
             save.told = True
-            raise save.failure
+        self._under_way = None
+        if failure is not None:
+            raise failure
 
     def wait(self) -> None:
         """Until the last save is durable and committed; raises what went wrong with it."""
@@ -674,12 +696,13 @@ class Checkpointer:
         with self._one_call():
             self._wait()
             skipped: list[tuple[int, str]] = []
+            filling: Filling | None = None
             self._check_alike(step, fallback)
             left = self._ranks.by_first(lambda: self._candidates(step, fallback))
             while True:
                 report = self._report = CheckpointReport("restore", left.pop(0))
                 report.skipped = skipped
-                filling = None if into is None else Filling(torch, into, strict)
+                filling = None if into is None else Filling(torch, into, strict, filling)
                 state, failure, damaged = self._attempt(report, filling, map_location,
                                                         weights_only)
                 if failure is None:
@@ -714,8 +737,9 @@ class Checkpointer:
                              "All ranks restore with the same arguments")
 
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
-        """The step that is wanted, and those that may stand in for it. One that has a manifest and
-        is damaged is among them: who takes another shall be told."""
+        """The step that is wanted, and those that may stand in for it: not for one that there is
+        not. One that has a manifest and is damaged is among them: who takes another shall be
+        told."""
         self._folder.steps()        # has words for a folder that is gone
         root = os.path.dirname(self._folder.path(0))
         there = sorted(int(found[1]) for name in os.listdir(root)
@@ -724,7 +748,8 @@ class Checkpointer:
         if step is None and not there:
             raise self._none()
         first = there[-1] if step is None else _step_number(step)
-        return [first, *(each for each in reversed(there) if fallback and each < first)]
+        stand_in = fallback and first in there
+        return [first, *(each for each in reversed(there) if stand_in and each < first)]
 
     def _attempt(self, report: CheckpointReport, filling: Filling | None, map_location: Any,
                  weights_only: bool) -> tuple[Any, Exception | None, bool]:
@@ -790,6 +815,8 @@ class Checkpointer:
             raise refuse("restore", f"step {step}", f"it was saved by {manifest['world_size']} "
                          f"ranks, and there are {ranks.size}", "Each rank has a file of its own; "
                          "states that are cut anew go through torch.distributed.checkpoint")
+        # Its own digests tell what is in it, not whether it is of this step and rank.
+        self._folder.check(step, ranks.rank)
         path = os.path.join(self._folder.path(step), manifest["files"][ranks.rank]["name"])
         loaded = load_into(path, filling and filling.choose, map_location, weights_only,
                            self._transfer_given)
@@ -815,8 +842,11 @@ def _tell() -> None:
     for each in list(_all):
         save = each._under_way
         if each._process == os.getpid() and save and save.failure and not save.told:
-            what = "was saved, but older ones were not removed" if save.report.done \
-                else "was not saved"
+            what = "was not saved"
+            if save.report.done:
+                what = "was saved, but older ones were not removed"
+            elif each._ranks.rank and each._ranks.lost:     # rank 0 knows
+                what = "is saved only if 'penstock ckpt list' names it"
             with suppress(AttributeError, OSError, ValueError):
                 sys.stderr.write(f"penstock: step {save.report.step} {what}: "
                                  f"{words(save.failure)}\n")

@@ -36,7 +36,7 @@ def _machine() -> str:
 class Alone:
     """One process, which agrees with itself."""
 
-    rank, size, on_this_host = 0, 1, 1
+    rank, size, on_this_host, lost = 0, 1, 1, ""
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gives, in their order."""
@@ -79,26 +79,34 @@ class Ranks:
 
         self._dist = dist
         self._members = _members(dist, process_group)
+        #: Why the others are lost; "": they are not.
+        self.lost = ""
         # Of some ranks, only these are here to make it.
-        self._group = dist.new_group(self._members, timedelta(seconds=timeout), "gloo",
-                                     use_local_synchronization=process_group is not None)
+        made: list[Any] = []
+        self._speak(lambda: made.append(dist.new_group(
+            self._members, timedelta(seconds=timeout), "gloo",
+            use_local_synchronization=process_group is not None)),
+            "All ranks make the Checkpointer, with the same arguments; process_group= names some")
+        self._group = made[0]
         self.rank, self.size = dist.get_rank(self._group), len(self._members)
-        self._broken = ""
         here = _machine()
         self.on_this_host = self.gather(here).count(here)
 
-    def _speak(self, call: Callable[[], None]) -> None:
-        hint = "End the training and start it again; what latest() names is whole"
-        if self._broken:
-            raise refuse("agree with", "the other ranks", f"they were lost before: {self._broken}",
+    def _speak(self, call: Callable[[], None], hint: str = "End the training and start it again; "
+               "what latest() names is whole") -> None:
+        if self.lost:
+            raise refuse("agree with", "the other ranks", f"they were lost before: {self.lost}",
                          hint, errno.ENOTCONN)
         try:
             call()
         except (RuntimeError, ValueError) as error:     # torch has no class for it
             # gloo tells the line of its source first, and where to ask last.
-            self._broken = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
-            raise refuse("agree with", "the other ranks", "one of them has ended, or did not come "
-                         f"in time: {self._broken}", hint, errno.ECONNRESET) from error
+            self.lost = re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0]
+            why = f"one of them has ended, or did not come in time: {self.lost}"
+            if not self._dist.is_initialized():
+                why = self.lost = "torch.distributed was ended before the save was"
+                hint = "Call close() before torch.distributed.destroy_process_group()"
+            raise refuse("agree with", "the other ranks", why, hint, errno.ECONNRESET) from error
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gives, in their order."""

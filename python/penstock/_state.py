@@ -89,17 +89,20 @@ class Filling:
     says which tensors take which records; apply() puts the rest in place when the bytes are there.
     """
 
-    def __init__(self, torch: Any, state: Any, strict: bool):
-        """Nothing is changed yet. With `strict`, both must have the same names."""
+    def __init__(self, torch: Any, state: Any, strict: bool, before: Filling | None = None):
+        """Nothing is changed yet. With `strict`, both must have the same names. `before` is one of
+        the same state that has failed: what it has begun to fill, this one must fill."""
         self._torch, self._state, self._strict = torch, state, strict
+        self._begun: set[_Steps] = set() if before is None else {*before._begun, *before._filled}
         #: The states that objects have now, by their places: with tensors that are their own.
         self._own: dict[_Steps, Any] = {}
         #: Tensors that take the bytes themselves.
         self._filled: dict[_Steps, Any] = {}
         self._candidates: dict[str, list[tuple[_Steps, Any, int]]] = {}
         self._records: dict[int, tuple[str, int]] = {}
-        self._missing: list[str] = []
+        self._missing: list[_Steps] = []
         self._unexpected: list[str] = []
+        self._on_meta: list[str] = []
         self._wrong: list[str] = []
 
     # ------------------------------------------------------------------ before bytes are read --
@@ -130,19 +133,33 @@ class Filling:
 
     def _problem(self) -> Error | None:
         words = list(self._wrong)
+        if self._on_meta:
+            words.append(f"no memory to fill on meta: {_some(self._on_meta)} "
+                         "(to_empty() of a module makes some)")
         if self._strict and self._missing:
-            words.append(f"the checkpoint does not have {_some(self._missing)}")
+            words.append(f"the checkpoint does not have {_some(list(map(_name, self._missing)))}")
         if self._strict and self._unexpected:
             words.append(f"the state has no place for {_some(self._unexpected)}")
         if not words:
-            return None
-        hint = "" if self._wrong else "strict=False fills what both have"
+            return self._half_filled()
+        hint = "" if self._wrong or self._on_meta else "strict=False fills what both have"
         return refuse("restore into", "the state", "; ".join(words), hint)
+
+    def _half_filled(self) -> Error | None:
+        """Bytes of a damaged file would stay beside those of this one."""
+        left = [_name(steps) for steps in sorted(self._begun, key=_name)
+                if any(steps[:len(missing)] == missing for missing in self._missing)]
+        if not left:
+            return None
+        return refuse("restore into", "the state", "the checkpoint does not have "
+                      f"{_some(left)}, and the damaged one after it has begun to fill that",
+                      "Make the state anew, and restore the earlier step by its number")
 
     def _compare(self, target: Any, saved: Any, steps: _Steps) -> None:
         """Collect what fits and what does not."""
         torch = self._torch
         if isinstance(target, torch.Tensor):
+            self._check_memory(target, steps)
             self._compare_tensors(target, saved, steps)
         elif isinstance(target, torch.Generator):
             if not isinstance(saved, torch.Tensor):
@@ -150,6 +167,9 @@ class Filling:
                                    "a generator")
         elif _is_object(target):
             self._own[steps] = own = target.state_dict()
+            if isinstance(target, torch.nn.Module):
+                for key, mine, _ in _pairs(own, saved):
+                    self._check_memory(mine, (*steps, key))
             if self._is_checked(target):
                 self._compare_keys(own, saved, steps)
                 for key, mine, theirs in _pairs(own, saved):
@@ -166,6 +186,11 @@ class Filling:
             self._compare_keys(dict(_items(target)), dict(_items(saved)), steps)
             for key, mine, theirs in _pairs(target, saved):
                 self._compare(mine, theirs, (*steps, key))
+
+    def _check_memory(self, target: Any, steps: _Steps) -> None:
+        """torch copies into a tensor on meta without a word, and nothing is there."""
+        if isinstance(target, self._torch.Tensor) and target.is_meta:
+            self._on_meta.append(_name(steps))
 
     def _is_checked(self, thing: Any) -> bool:
         """Are its names known? Hooks of modules may give others to what is loaded."""
@@ -187,7 +212,7 @@ class Filling:
         if not isinstance(saved, dict):
             self._wrong.append(f"{_name(steps)} was saved as a {type(saved).__name__}")
             return
-        self._missing += [_name((*steps, key)) for key in own if key not in saved]
+        self._missing += [(*steps, key) for key in own if key not in saved]
         self._unexpected += [_name((*steps, key)) for key in saved if key not in own]
 
     def _compare_tensors(self, target: Any, saved: Any, steps: _Steps) -> None:

@@ -67,11 +67,33 @@ static void say_who(int fd)
 		os_pwrite(fd, text, strlen(text), 0);
 }
 
+/* By the file itself: a number of a process means little across containers. */
+static bool is_held_here(int fd)
+{
+	struct stat wanted, st;
+	bool found = false;
+
+	if (os_fstat(fd, &wanted))
+		return false;
+	pthread_mutex_lock(&mutex);
+	for (const struct checkpoint_lock *lock = held; lock && !found; lock = lock->next)
+		found = !os_fstat(lock->fd, &st) && st.st_dev == wanted.st_dev &&
+			st.st_ino == wanted.st_ino;
+	pthread_mutex_unlock(&mutex);
+	return found;
+}
+
 static int taken(const struct pen_checkpoints *folder, int fd, struct pen_error *err)
 {
 	char text[HOLDER_MAX] = "", host[64] = "";
 	long pid = 0;
 
+	if (is_held_here(fd)) {
+		error_set(err, -EBUSY, "write to", folder->path, -1,
+			  "this process writes checkpoints there already");
+		error_hint(err, "close() the first writer: a folder of checkpoints has one");
+		return -EBUSY;
+	}
 	if (os_pread(fd, text, sizeof(text) - 1, 0) > 0 &&
 	    sscanf(text, "%ld %63[^\n]", &pid, host) == 2)
 		error_set(err, -EBUSY, "write to", folder->path, -1,

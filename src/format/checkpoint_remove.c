@@ -279,11 +279,15 @@ static int start(struct pen_checkpoints *folder, uint32_t flags, const char *ope
 					 : error_sys(err, -ENOMEM, operation, folder->path, -1);
 }
 
+/* `rc` is that of the step which is told of last. */
 static int finish(struct run *run, int rc, const char *operation,
 		  struct pen_checkpoint_removal **removal)
 {
 	int flushed = run->changed && !run->telling.told.dry ? flush(run->folder->fd) : 0;
+	char path[PATH_MAX];
 
+	snprintf(path, sizeof(path), "%s%s%s", run->folder->path, rc ? "/" : "",
+		 rc ? run->telling.step : "");
 	rc = rc ? rc : run->telling.rc ? run->telling.rc : flushed;
 	pen_checkpoint_list_free(run->list);
 	if (!rc) {
@@ -291,7 +295,7 @@ static int finish(struct run *run, int rc, const char *operation,
 		return 0;
 	}
 	pen_checkpoint_removal_free(run->telling.removal ? &run->telling.removal->public : NULL);
-	return error_sys(run->err, rc, operation, run->folder->path, -1);
+	return error_sys(run->err, rc, operation, path, -1);
 }
 
 /* The place in the list of the oldest step that is kept; 0 where nothing goes. */

@@ -80,6 +80,50 @@ int checkpoint_describe(const char *path, bool counted, struct pen_checkpoint_fi
 	return rc;
 }
 
+static bool is_same(const struct pen_checkpoint_file *one, const struct pen_checkpoint_file *other)
+{
+	return one->bytes == other->bytes && !strcmp(one->digest, other->digest);
+}
+
+static int check_file(const char *path, const struct pen_checkpoint_file *said,
+		      struct pen_error *err)
+{
+	struct pen_checkpoint_file is;
+	int rc = checkpoint_describe(path, false, &is, err);
+
+	if (rc || is_same(&is, said))
+		return rc;
+	error_set(err, -EILSEQ, "use", path, -1, "its records are not those of the file that was "
+		  "saved with this step");
+	error_hint(err, "Was another file put in its place? Put the right one back, or restore an "
+			"earlier step");
+	return -EILSEQ;
+}
+
+int pen_checkpoints_check(struct pen_checkpoints *folder, uint64_t step, uint32_t rank,
+			  struct pen_error *err)
+{
+	struct pen_checkpoint *checkpoint;
+	char *path;
+	int rc;
+
+	error_clear(err);
+	rc = pen_checkpoints_show(folder, step, &checkpoint, err);
+	if (rc)
+		return rc;
+	if (rank >= checkpoint->file_count) {
+		rc = error_set(err, -EINVAL, "use", folder->path, -1, "rank %" PRIu32 " is none of "
+			       "%zu", rank, checkpoint->file_count);
+	} else {
+		path = checkpoint_path(folder, step, checkpoint->files[rank].name);
+		rc = path ? check_file(path, &checkpoint->files[rank], err)
+			  : error_sys(err, -ENOMEM, "use", folder->path, -1);
+		free(path);
+	}
+	free(checkpoint);
+	return rc;
+}
+
 /* ----------------------------------------------------------------------------------- verify -- */
 
 /* One that was opened when the manifest was read is what is verified, whatever happens to it. */
@@ -97,7 +141,7 @@ static int verify_file(const char *path, const struct pen_checkpoint_file *said,
 	if (!rc && is.bytes == said->bytes)
 		rc = pen_torch_verify(torch, options, checked, err);
 	/* After its bytes, whose words are better: what they do not explain is another file. */
-	if (!rc && (is.bytes != said->bytes || strcmp(is.digest, said->digest)))
+	if (!rc && !is_same(&is, said))
 		rc = error_set(err, -EILSEQ, "verify", path, -1, "it is whole, but not the file "
 			       "that was saved with this step");
 	pen_torch_close(torch);

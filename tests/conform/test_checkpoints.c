@@ -44,11 +44,22 @@ TEST(a_second_writer_is_told_who_the_first_is)
 {
 	struct pen_checkpoints *folder = steps_open(in_scratch("c"), PEN_WRITE, 0), *other;
 	char pid[32], host[64];
+	int status;
+	pid_t child;
 
 	gethostname(host, sizeof(host));
 	snprintf(pid, sizeof(pid), "process %ld on ", (long)getpid());
+	child = fork();
+	if (!child) {
+		REFUSED(-EBUSY, pen_checkpoints_open(in_scratch("c"), PEN_WRITE, 0, &other,
+						     &kit_err));
+		CHECK(strstr(kit_err.message, pid) && strstr(kit_err.message, host) &&
+		      strstr(kit_err.hint, "Wait for it"));
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
 	REFUSED(-EBUSY, pen_checkpoints_open(in_scratch("c"), PEN_WRITE, 0, &other, &kit_err));
-	CHECK(strstr(kit_err.message, pid) && strstr(kit_err.message, host) && kit_err.hint[0]);
+	CHECK(strstr(kit_err.message, "this process") && strstr(kit_err.hint, "close() the first"));
 	/* Readers and other ranks are not concerned. */
 	pen_checkpoints_close(steps_open(in_scratch("c"), PEN_READ, 0));
 	pen_checkpoints_close(steps_open(in_scratch("c"), PEN_WRITE, 1));
@@ -265,7 +276,7 @@ TEST(a_damaged_step_is_told_apart_and_can_be_overwritten)
 	pen_checkpoint_removal_free(removal);
 }
 
-TEST(another_file_in_the_place_of_one_is_found_by_verifying)
+TEST(another_file_in_the_place_of_one_is_found_by_checking_and_verifying)
 {
 	struct pen_checkpoints *folder = steps_open(in_scratch("c"), PEN_WRITE, 0);
 
@@ -275,11 +286,15 @@ TEST(another_file_in_the_place_of_one_is_found_by_verifying)
 	CHECK(!rename(in_scratch("c/step-00000002/rank-00000.pt"),
 		      in_scratch("c/step-00000001/rank-00000.pt")));
 	OK(pen_checkpoints_verify(folder, 1, NULL, NULL, &kit_err));
+	OK(pen_checkpoints_check(folder, 1, 0, &kit_err));
+	REFUSED(-EINVAL, pen_checkpoints_check(folder, 1, 1, &kit_err));
 	OK(step_save(folder, 3, 0, 2 * 256 + 1, &kit_err));
 	CHECK(!rename(in_scratch("c/step-00000003/rank-00000.pt"),
 		      in_scratch("c/step-00000001/rank-00000.pt")));
 	CHECK_TEXT(steps_told(folder), "whole 1, damaged 2, damaged 3");
 	REFUSED(-EILSEQ, pen_checkpoints_verify(folder, 1, NULL, NULL, &kit_err));
+	CHECK(strstr(kit_err.object, "step-00000001/rank-00000.pt"));
+	REFUSED(-EILSEQ, pen_checkpoints_check(folder, 1, 0, &kit_err));
 	CHECK(strstr(kit_err.object, "step-00000001/rank-00000.pt"));
 	pen_checkpoints_close(folder);
 }

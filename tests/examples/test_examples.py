@@ -261,3 +261,18 @@ def test_train_goes_on_where_it_was_killed_with_the_same_numbers(tmp_path):
     step = int(re.fullmatch("goes on after step ([0-9]+)\n", first)[1])
     assert step >= 40 and losses(rest) == expected[step // 10:]
     assert len(list((tmp_path / "killed").glob("step-*"))) == 3
+
+
+def test_train_goes_on_from_the_step_before_a_damaged_one_and_replaces_that(tmp_path):
+    pytest.importorskip("torch")
+    with train(tmp_path, 30) as whole:
+        expected = losses(whole.stdout)
+    file = tmp_path / "step-00000030/rank-00000.pt"
+    data = bytearray(file.read_bytes())
+    data[20000] ^= 1
+    file.write_bytes(data)
+    for first in "goes on after step 20\n", "goes on after step 30\n":
+        with train(tmp_path, 30, stderr=subprocess.DEVNULL) as again:
+            told, *rest = again.stdout
+        assert again.returncode == 0 and told == first
+        assert losses(rest) == (expected[2:] if "20" in first else [])

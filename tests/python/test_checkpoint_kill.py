@@ -198,6 +198,44 @@ def test_what_fails_on_one_rank_fails_on_all_and_they_go_on(tmp_path):
     assert "rank 1 failed: OSError: no more" in said[0] and "; OSError no more; [5]" in said[1]
 
 
+def test_ranks_that_hear_of_a_failure_at_different_calls_do_not_wait_for_each_other(tmp_path):
+    """One has it raised by the save() that fails, or asks by wait(); the others by the next."""
+    said = in_ranks("""
+        def fails(self, *rest):
+            raise OSError("no more")
+
+        def main(rank, ckpt):
+            for step, name in (1, "_gather"), (3, "_store"):
+                real = getattr(Checkpointer, name)
+                if rank == 0:
+                    setattr(Checkpointer, name, fails)
+                attempt(lambda: ckpt.save(step, state_of(rank, step)))
+                if rank == 0:
+                    attempt(ckpt.wait)
+                setattr(Checkpointer, name, real)
+                attempt(lambda: ckpt.save(step + 1, state_of(rank, step + 1)))
+                dist.barrier()
+            # The same where a rank is alone in what it asks for.
+            for step in 5, 6, 5, 6, 7:
+                attempt(lambda: ckpt.save(step, state_of(rank, step), overwrite=rank == 0))
+            ckpt.wait()
+            print(ckpt.steps())
+
+        for line in end(begin(main)):
+            print(line)
+    """, tmp_path / "ckpt").splitlines()
+    old = "; Error cannot save step {}: rank 0 failed: OSError: no more"
+    for rank, line in enumerate(said):
+        *calls, steps = line.split("; ")
+        assert steps == "[6, 7]" and calls[-1] == "-", line
+        if rank:
+            assert calls[:4] == ["-", old.format(1)[2:], "-", old.format(3)[2:]], line
+            assert calls[4:6] == ["-", "-"] and "step 5 exists" in calls[6], line
+        else:
+            assert calls[:2] == ["OSError no more", "-"] and calls[3:5] == ["-", "OSError no more"]
+            assert calls[2].startswith("Error cannot save step 2: rank 1 cannot: step 1 has "), line
+
+
 def test_what_one_rank_cannot_use_and_steps_that_cannot_go_are_heard_by_all(tmp_path):
     said = in_ranks("""
         class Stuck:
@@ -413,6 +451,54 @@ def test_some_of_the_ranks_and_one_that_does_not_come_in_time(tmp_path):
             "cannot agree with the other ranks: they were lost before: "]
     assert said[0] == "2 2 " + lost[0] and said[2] == lost[0] and said[4] == "2 2"
     assert said[1].startswith(lost[1]) and said[3].startswith(lost[1])
+
+
+def test_a_checkpointer_that_not_all_ranks_make_says_what_they_must_do(tmp_path):
+    said = in_ranks("""
+        def main(rank, ckpt):
+            if rank == 0:
+                attempt(lambda: Checkpointer(folder + ".one", timeout=1))
+            dist.barrier()
+            sys.stdout.flush()
+            os._exit(0)         # close() is for who has made the same ones
+
+        print(end(begin(main, 2))[0])
+    """, tmp_path / "ckpt")
+    assert said.startswith("Error cannot agree with the other ranks: one of them has ended, or did "
+                           "not come in time: ")
+    assert said.endswith(". All ranks make the Checkpointer, with the same arguments; "
+                         "process_group= names some;\n")
+
+
+def test_a_group_that_ends_before_the_save_is_told_as_that_and_no_step_is_called_lost(tmp_path):
+    """By rank 1, that cannot know what rank 0 has done since."""
+    said = in_ranks("""
+        def main(rank, ckpt):
+            real = ckpt._settle
+            def late(save, described):
+                if rank == 1:
+                    gather = ckpt._ranks.gather
+                    def last(mine):
+                        found = gather(mine)
+                        dist.destroy_process_group()
+                        return found
+                    ckpt._ranks.gather = last
+                real(save, described)
+            ckpt._settle = late
+            ckpt.save(1, state_of(rank, 1))
+            ckpt._wait()
+            if rank == 1:
+                sys.stderr = sys.stdout
+                penstock._checkpointer._tell()
+                print(ckpt.steps())
+            os._exit(0) if not rank else attempt(ckpt.wait)
+
+        print(end(begin(main, 2))[1])
+    """, tmp_path / "ckpt")
+    why = ("cannot agree with the other ranks: torch.distributed was ended before the save was. "
+           "Call close() before torch.distributed.destroy_process_group()")
+    assert said == (f"penstock: step 1 is saved only if 'penstock ckpt list' names it: {why}\n"
+                    f"[1]\nError {why};\n")
 
 
 @pytest.mark.slow

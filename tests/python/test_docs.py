@@ -87,6 +87,34 @@ def test_every_example_of_the_guide_runs(folder, device):
     assert "never closed" not in done.stderr
 
 
+@pytest.mark.parametrize("guide, at, given", [("python.md", 0, ""),
+                                              ("checkpoint.md", 1, "steps, ckpt = 3, "
+                                               "penstock.Checkpointer('checkpoints')")])
+def test_trainings_of_the_guides_go_on_where_they_ended(tmp_path, guide, at, given):
+    """Twice as they stand, and once more with further steps to do."""
+    block = [block for block in BLOCK.findall((GUIDE.parent / guide).read_text())
+             if "ckpt.save(" in block or "ckpt.restore(" in block][at]
+    code = f"""
+import penstock, torch
+device = "cpu"
+model = network = torch.nn.Linear(64, 8)
+optimizer = torch.optim.SGD(network.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+{given}
+{block}
+ckpt.close()
+"""
+    for turn in range(3):
+        if turn == 2:
+            code = code.replace("+ 1, 4)", "+ 1, 6)").replace("ckpt = 3,", "ckpt = 5,")
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                              capture_output=True, env=environment(), timeout=120,
+                              stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stderr[-2000:]
+        with penstock.Checkpointer(tmp_path / "checkpoints") as ckpt:
+            assert ckpt.steps() == ([3, 4, 5] if turn == 2 else [1, 2, 3])
+
+
 def test_the_examples_of_the_readme_run(folder, device):
     text = (GUIDE.parent.parent / "README.md").read_text()
     blocks = BLOCK.findall(text)
