@@ -119,7 +119,8 @@ static int read_numbers(const char *name, struct coded *coded, struct pen_error 
 		return bad(name, err, "its metadata say that it is coded, but not all of how");
 	coded->header = header->value;
 	coded->header_length = header->value_length;
-	if (text_to_number(bytes->value, INT64_MAX, &coded->bytes) ||
+	if (strlen(bytes->value) != bytes->value_length ||
+	    text_to_number(bytes->value, INT64_MAX, &coded->bytes) ||
 	    coded->bytes < PREFIX || coded->bytes - PREFIX < coded->header_length)
 		return bad(name, err, CODED_KEY_BYTES " is not the size of a file");
 	if (!read_crc32(crc32, &coded->crc32))
@@ -151,6 +152,10 @@ static int settle(const char *name, const struct pen_tensor *stored, struct pen_
 	if (stored->offset % PLANES_ALIGN)
 		return bad_tensor(name, stored, err, "is coded and does not begin at a multiple of "
 				  "16");
+	/* Without bytes it would be taken for one that is not coded. */
+	if (!stored->bytes != !original->bytes)
+		return bad_tensor(name, stored, err, "is coded and has no bytes, here or in the "
+				  "original");
 	tensor->values = original->bytes / planes_shapes[tensor->kind].bytes;
 	original->coded = stored->bytes;
 	return 0;

@@ -254,8 +254,9 @@ static int unpack_piece(struct worker *worker, struct piece *piece, struct pen_e
 static void fail(struct pen_pack *pack, int rc, const struct pen_error *err)
 {
 	pthread_mutex_lock(&pack->lock);
-	/* Who gives up because of an error, or since it was cancelled, has nothing to say. */
-	if (!pack->rc && rc != -ECANCELED) {
+	/* Who gives up because of an error, or since it was cancelled, has nothing to say. A store
+	 * may fail by that name, too. */
+	if (!pack->rc && (rc != -ECANCELED || !atomic_load(&pack->cancelled))) {
 		pack->rc = rc;
 		pack->err = *err;
 	}

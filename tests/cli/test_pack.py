@@ -324,6 +324,7 @@ BAD_HEADERS = {
     "another size": (metadata("penstock.bytes", "100000"), "file"),
     "no size": (metadata("penstock.bytes", "many"), "not the size"),
     "another CRC32": (metadata("penstock.crc32", "00000000"), "CRC32"),
+    "a size and more": (metadata("penstock.bytes", "201312\0junk"), "not the size"),
     "no CRC32": (metadata("penstock.crc32", "0"), "hex digits"),
     "a CRC32 with a sign": (metadata("penstock.crc32", "-1234567"), "hex digits"),
     "a CRC32 with a prefix": (metadata("penstock.crc32", "0x123456"), "hex digits"),
@@ -349,6 +350,22 @@ def test_a_chunk_that_grew_is_refused(penstock, tmp_path, dtype):
     path.write_bytes(encode(file_of({"w": flat(dtype, weights(dtype, 17000))}), wasteful=True))
     for command in (["verify", path], ["load", path, "-d", "host"]):
         assert "contradicts itself" in refused(penstock, *command)
+
+
+def test_a_tensor_that_is_coded_in_no_bytes_is_refused(penstock, tmp_path):
+    """It would be taken for one that is not coded, and get its neighbour's."""
+    data = encode(file_of({"a": ("BF16", [8], bytes(16)), "s": ("U8", [64], b"secret.." * 8)}))
+    header, _, begin = header_of(data)
+    low, high = header["a"]["data_offsets"]
+    header["a"] = {"dtype": "U8", "shape": [0], "data_offsets": [low, low]}
+    for name in header.keys() - {"__metadata__", "a"}:
+        header[name]["data_offsets"] = [at - (high - low) * (at >= high)
+                                        for at in header[name]["data_offsets"]]
+    path = tmp_path / "none"
+    path.write_bytes(with_header(data[:begin + low] + data[begin + high:],
+                                 lambda found: found.update(header)))
+    for command in (["verify", path], ["load", path, "-d", "host"]):
+        assert "has no bytes" in refused(penstock, *command)
 
 
 def test_a_damaged_chunk_is_named(penstock, original, tmp_path):

@@ -4,9 +4,11 @@
  * file has changed, which is between the writing of a packed file and its verification. So we can
  * look, spoil or stop at a moment of our choice.
  */
+#include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include "base/error.h"
 #include "format/model.h"
 #include "format/pack.h"
 #include "io/object.h"
@@ -21,6 +23,7 @@ struct source {
 	/* Called before the first byte is read, or NULL. */
 	void (*meanwhile)(struct source *source);
 	atomic_bool may_read;
+	int fails;		/* what reading it gives */
 	uint64_t seen;		/* bytes that it had done */
 	int64_t spoil;		/* the byte of the packed file that is to change; -1: none */
 	int64_t written;	/* its size */
@@ -37,6 +40,8 @@ static int read_source(void *context, void *buffer, uint64_t length, uint64_t of
 	pen_pack_poll(source->pack, &progress);
 	CHECK(progress.bytes >= source->seen && progress.bytes <= progress.total);
 	source->seen = progress.bytes;
+	if (source->fails)
+		return error_sys(err, source->fails, "read", "the source", -1);
 	return object_read(source->from, buffer, (size_t)length, offset, err);
 }
 
@@ -186,6 +191,16 @@ TEST(a_child_of_fork_does_not_wait_for_threads_that_it_has_not)
 
 	make_original(false);
 	CHECK(!pack(&source, NULL, &err));
+}
+
+TEST(a_store_that_fails_as_if_it_was_cancelled_fails_the_packing)
+{
+	struct source source = { .spoil = -1, .fails = -ECANCELED };
+	struct pen_error err;
+
+	make_original(false);
+	CHECK(pack(&source, NULL, &err) == -ECANCELED);
+	CHECK(!strcmp(err.object, "the source"));
 }
 
 TEST_MAIN
