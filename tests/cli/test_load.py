@@ -21,7 +21,8 @@ FIELDS = {"model", "transfer", "device", "files", "tensors", "bytes", "storage_b
           "setup_seconds", "gb_per_s", "cpu_seconds", "pinned_bytes", "lanes", "depth",
           "request_size", "requests", "retries", "latency_us", "refused", "paths", "open_seconds",
           "runs", "ceiling", "ceiling_reason", "memory_bytes", "anonymous_bytes", "warnings",
-          "cache_reason"}
+          "cache_reason", "delivered_bytes", "coded_bytes", "core_decoded_bytes",
+          "decode_seconds", "device_staging_bytes"}
 SLOW = ["--lanes", "1", "--depth", "1", "--request-size", "128K", "--inject", "delay:1+:20ms"]
 
 

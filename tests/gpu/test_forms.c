@@ -13,7 +13,6 @@
 #include "test.h"
 
 #define MIB ((size_t)1 << 20)
-#define FILE_NAME "forms-test.bin"
 #define FILE_SIZE (12 * MIB + 4096)
 #define PADDING 64
 #define ODD (6 * MIB + 5)	/* shortly before one of the stretches, and after a hole */
@@ -31,9 +30,18 @@ static unsigned char *bytes;	/* of the file */
 		}                                                              \
 	} while (0)
 
+/* In the working folder, where a build of another kind may be at the same test. */
+static const char *file_name(void)
+{
+	static char name[32];
+
+	snprintf(name, sizeof(name), "forms-test-%d.bin", (int)getpid());
+	return name;
+}
+
 static void remove_file(void)
 {
-	unlink(FILE_NAME);
+	unlink(file_name());
 }
 
 /* Every number of 16 bits; the edges of fp32; then random bits. */
@@ -65,7 +73,7 @@ static void fill(void)
 static struct pen_object *open_file(void)
 {
 	struct pen_object *file;
-	int fd = open(FILE_NAME, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	int fd = open(file_name(), O_RDWR | O_CREAT | O_TRUNC, 0600);
 
 	CHECK(fd >= 0);
 	atexit(remove_file);
@@ -75,7 +83,7 @@ static struct pen_object *open_file(void)
 	CHECK_EQ(write(fd, bytes, FILE_SIZE), FILE_SIZE);
 	CHECK_EQ(fdatasync(fd), 0);
 	close(fd);
-	CHECK_PEN(pen_object_open(FILE_NAME, PEN_READ, 0, &file, &err));
+	CHECK_PEN(pen_object_open(file_name(), PEN_READ, 0, &file, &err));
 	return file;
 }
 

@@ -966,10 +966,10 @@ def test_no_search_for_garbage_while_a_model_is_built(models, monkeypatch, enabl
 
 
 def test_several_builds_at_once_look_for_garbage_when_the_last_is_through():
-    from penstock._transformers import _NoSearchForGarbage
+    from penstock._garbage import without_collections
 
     assert gc.isenabled()
-    first, second = _NoSearchForGarbage(), _NoSearchForGarbage()
+    first, second = without_collections(), without_collections()
     first.__enter__()
     second.__enter__()
     first.__exit__()

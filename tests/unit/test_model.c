@@ -436,7 +436,7 @@ TEST(a_folder_with_nothing_says_what_was_looked_for)
 	CHECK(!mkdir(in_scratch("snapshots"), 0700));
 	refused(folder(), -ENOENT, scratch, "no *.safetensors", "snapshots");
 	write_text("pytorch_model-00001-of-00002.bin", "x");
-	refused(folder(), -ENOENT, scratch, "no *.safetensors", "torch's own format");
+	refused(folder(), -ENOENT, scratch, "no *.safetensors", "are of torch.save");
 }
 
 TEST(links_as_the_hugging_face_cache_has_them)

@@ -17,7 +17,7 @@ from .._modules import find_shared_tensors as _find_shared_tensors  # noqa: F401
 from .._modules import is_complete as _is_complete  # noqa: F401
 from .._modules import load_module as load_model
 from .._modules import remove_duplicate_names as _remove_duplicate_names  # noqa: F401
-from .._modules import save_module as save_model
+from .._modules import save_module as _save_module
 from .._modules import storage_ptr, storage_size
 from .._save import save_bytes
 from .._save import save_file as _save_file
@@ -52,6 +52,12 @@ def save_file(tensors: Mapping[str, torch.Tensor], filename: str | os.PathLike,
               metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; it appears when it is complete and durable."""
     _save_file(_checked(tensors), filename, metadata)
+
+
+def save_model(model: torch.nn.Module, filename: str | os.PathLike,
+               metadata: dict[str, str] | None = None, force_contiguous: bool = True) -> None:
+    """Write a module's state as one safetensors file; see ``penstock.save_model``."""
+    _save_module(model, filename, metadata, force_contiguous)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
