@@ -38,7 +38,7 @@ from ._error import Error, refuse
 from ._garbage import without_collections
 from ._names import file_name
 from ._options import MEMORY_LIMIT, options
-from ._ranks import Alone, Ranks, ranks_of, words
+from ._ranks import Alone, Ranks, ask_alike, ranks_of, words
 from ._report import Report
 from ._state import Filling, plain
 
@@ -427,14 +427,8 @@ class Checkpointer:
     def _agree(self, save: _Save, overwrite: bool) -> None:
         """All ranks save the same step, and rank 0 begins it before the others do."""
         step, ranks = save.report.step, self._ranks
-        outcomes = ranks.gather((step, "" if save.failure is None else words(save.failure)))
-        for rank, (theirs, problem) in enumerate(outcomes):
-            if problem:
-                raise refuse("save", f"step {step}", f"rank {rank} cannot: {problem}",
-                             code=errno.ECANCELED)
-            if theirs != step:
-                raise refuse("save", f"step {step}", f"rank {rank} saves step {theirs}",
-                             "All ranks save the same steps in the same order")
+        ask_alike(ranks, "save", f"step {step}", save.failure,
+                  "All ranks save the same steps in the same order")
 
         def begin() -> None:
             save.path = self._folder.begin(step, ranks.rank, ranks.size, overwrite)
@@ -599,7 +593,7 @@ class Checkpointer:
             failure = save.failure
             if to_all:
                 with suppress(Error):       # they are gone, which explains less
-                    self._ranks.gather((save.report.step, f"step {save.report.step} has failed, "
+                    self._ranks.gather(("", f"step {save.report.step} has failed, "
                                         f"which is raised there now: {words(failure)}"))
             save.told = True
         self._under_way = None
@@ -725,16 +719,11 @@ class Checkpointer:
             failure = error
         if fallback:
             asked += ", or one before it"
-        told = self._ranks.gather((asked, "" if failure is None else words(failure)))
-        if failure is not None:
-            raise failure
-        for rank, (theirs, problem) in enumerate(told):
-            if problem:
-                raise refuse("restore", asked, f"rank {rank} cannot: {problem}",
-                             code=errno.ECANCELED)
-            if theirs != asked:
-                raise refuse("restore", asked, f"rank {rank} restores {theirs}",
-                             "All ranks restore with the same arguments")
+        try:
+            ask_alike(self._ranks, "restore", asked, failure,
+                      "All ranks restore with the same arguments")
+        except Error as error:
+            raise failure or error
 
     def _candidates(self, step: int | None, fallback: bool) -> list[int]:
         """The step that is wanted, and those that may stand in for it: not for one that there is

@@ -141,3 +141,14 @@ def ranks_of(process_group: Any, timeout: float) -> Alone | Ranks:
     if process_group is None and not used:
         return Alone()
     return Ranks(process_group, timeout)
+
+
+def ask_alike(ranks: Alone | Ranks, verb: str, asked: str, failure: BaseException | None,
+              hint: str) -> None:
+    """All ranks have asked for the same, and none has failed; else an error on each of them."""
+    told = ranks.gather((asked, "" if failure is None else words(failure)))
+    for rank, (theirs, problem) in enumerate(told):
+        if problem:
+            raise refuse(verb, asked, f"rank {rank} cannot: {problem}", code=errno.ECANCELED)
+        if theirs != asked:
+            raise refuse(verb, asked, f"rank {rank} {verb}s {theirs}", hint)

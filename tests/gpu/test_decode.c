@@ -638,6 +638,16 @@ TEST(a_chunk_that_is_damaged_is_named_by_the_host)
 
 /* ----------------------------------------------------------------------- a driver that fails -- */
 
+/* A GPU whose fake driver says no to something. What a core does then is copied out of plain
+ * memory, which the real driver takes. */
+static struct pen_device *open_failing(const char *fail)
+{
+	NEED_FAKE_GPU();
+	setenv("FAKE_CUDA_FAIL", fail, 1);
+	setenv("FAKE_CUDA_STRICT", "0", 1);
+	return open_device("cuda:0");
+}
+
 /* The fake driver says no in one way or another; a core does the work, and the report says why. */
 static void without_kernels(const char *fail, const char *words)
 {
@@ -646,11 +656,7 @@ static void without_kernels(const char *fail, const char *words)
 	struct pen_device *device;
 	struct pen_model *model;
 
-	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_FAIL", fail, 1);
-	/* The core's copies are out of plain memory, which the real driver takes. */
-	setenv("FAKE_CUDA_STRICT", "0", 1);
-	device = open_device("cuda:0");
+	device = open_failing(fail);
 	model = make_model();
 	load_all(device, model, false, options, &report);
 	load_all(device, model, true, options, NULL);
@@ -686,10 +692,7 @@ TEST(what_a_core_decodes_in_is_within_the_memory_promise)
 	struct pen_device *device;
 	struct pen_model *model;
 
-	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_FAIL", "cuModuleLoadData:1+=209", 1);
-	setenv("FAKE_CUDA_STRICT", "0", 1);
-	device = open_device("cuda:0");
+	device = open_failing("cuModuleLoadData:1+=209");
 	model = make_model();
 	options.memory_limit = 256 << 10;
 	load_all(device, model, true, options, &report);
@@ -710,10 +713,7 @@ static void with_kernels_the_second_time(const char *fail)
 	struct pen_device *device;
 	struct pen_model *model;
 
-	NEED_FAKE_GPU();
-	setenv("FAKE_CUDA_FAIL", fail, 1);
-	setenv("FAKE_CUDA_STRICT", "0", 1);
-	device = open_device("cuda:0");
+	device = open_failing(fail);
 	model = make_model();
 	load_all(device, model, false, options, &first);
 	CHECK(refused(&first, "kernels", "OUT_OF_MEMORY"));
